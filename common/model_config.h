@@ -1,0 +1,44 @@
+/*
+ * What a model is: the sizes and options that decide its parameters and its mathematics.
+ * DESIGN of the model: arXiv 2608.08888; names follow Hugging Face's Llama where one exists.
+ */
+#ifndef COMMON_MODEL_CONFIG_H
+#define COMMON_MODEL_CONFIG_H
+
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "common/err.h"
+
+struct model_config {
+    int vocab;     /* V: rows of the embedding */
+    int dim;       /* D: width of the residual stream */
+    int layers;    /* L */
+    int heads;     /* H: query heads */
+    int kv_heads;  /* key/value heads; divides heads */
+    int head_dim;  /* width of one head; even */
+    int ffn;       /* F: width of the SwiGLU */
+    float norm_eps;
+    double rope_theta;
+    float residual_scale; /* each residual branch times this; 1/sqrt(2L) by default */
+    int feedback;         /* 1: has feedback.w_u, feedback.w_g (D, D) */
+    int in_norm, gate_norm, out_norm; /* weightless RMS norms of the fusion, 0 or 1 */
+    int doc_mask;         /* 1: attention and positions stay inside a document */
+};
+
+/* Checks sizes and options against each other; the error names the key (`model.heads`). */
+int model_config_check(const struct model_config *c, struct err *e);
+
+/* Number of parameters (tied readout counted once). */
+int64_t model_config_params(const struct model_config *c);
+
+/*
+ * To and from the `config.json` of a checkpoint: the usual Llama keys
+ * (hidden_size, num_hidden_layers, …, architectures, torch_dtype) beside ours under "fullband".
+ * The returned object is the caller's.
+ */
+json_t *model_config_to_json(const struct model_config *c);
+int model_config_from_json(const json_t *j, struct model_config *c, struct err *e);
+
+#endif

@@ -1,0 +1,166 @@
+/*
+ * A device: memory and the table of operations that the model is written against.
+ *
+ * The model (kernels/model.c), the decoder and the optimizer call only this table, so
+ * that a new device is one new table. This version has `cpu` (float32, OpenMP, oneDNN).
+ *
+ * Conventions
+ *  - Pointers are device memory of the device that is passed. Shapes are row-major and
+ *    stated as (rows, columns). N = B·T token rows. All reals are float32.
+ *  - "+=" in a comment means the result is accumulated into the output, "=" overwritten.
+ *  - Operations cannot fail on valid arguments; wrong arguments are our bug (CHECK).
+ *    An asynchronous device reports its errors at sync().
+ *  - Deterministic: the same arguments on the same device with the same thread count give
+ *    the same bits. No operation allocates: `workspace_bytes` says what an op needs, the caller gives it.
+ *  - Not thread-safe: one device object a thread.
+ */
+#ifndef KERNELS_DEVICE_H
+#define KERNELS_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/err.h"
+
+struct device;
+
+/* Shape of one attention call. Rows of q, k, v, out are tokens. */
+struct attn_shape {
+    int batch, seq;             /* B rows of T tokens */
+    int heads, kv_heads, head_dim;
+};
+
+/* One parameter range for the optimizer (a contiguous slice of the flat parameters). */
+struct adamw_args {
+    float lr, beta1, beta2, eps;
+    float weight_decay;         /* decoupled; 0 for norms and fusion matrices */
+    float grad_scale;           /* multiplies the gradient first: the clipping factor */
+    int64_t t;                  /* 1-based count of updates of this range (bias correction) */
+};
+
+struct device_ops {
+    const char *name;
+
+    /* -- memory ------------------------------------------------------------------------- */
+    void *(*alloc)(struct device *d, size_t bytes); /* 64-byte aligned, zeroed; NULL when exhausted */
+    void (*free)(struct device *d, void *p);
+    void (*upload)(struct device *d, void *dst, const void *host, size_t bytes);
+    void (*download)(struct device *d, void *host, const void *src, size_t bytes);
+    void (*copy)(struct device *d, void *dst, const void *src, size_t bytes);
+    void (*zero)(struct device *d, void *dst, size_t bytes);
+    int (*sync)(struct device *d, struct err *e);
+
+    /* -- linear algebra ------------------------------------------------------------------
+     * C (M, N) = alpha · op(A) op(B) + beta · C; op(X) = X or Xᵀ. Row-major with row strides ld.
+     * The three layouts of a linear layer y = x Wᵀ with W (out, in):
+     *   forward  y (N,out)  = x · Wᵀ      matmul(0, 1, N, out, in, …)
+     *   dx       (N,in)     = dy · W      matmul(0, 0, N, in, out, …)
+     *   dW       (out,in)  += dyᵀ · x     matmul(1, 0, out, in, N, …, beta 1)            */
+    void (*matmul)(struct device *d, int ta, int tb, int m, int n, int k, float alpha,
+        const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
+
+    /* -- embedding ------------------------------------------------------------------------ */
+    /* out (N, D) = table[tokens] */
+    void (*embed_fwd)(struct device *d, float *out, const int32_t *tokens, const float *table,
+        int n, int dim, int vocab);
+    /* dtable (V, D) += scatter of dout (N, D); no float atomics */
+    void (*embed_bwd)(struct device *d, float *dtable, const int32_t *tokens, const float *dout,
+        int n, int dim, int vocab);
+
+    /* -- RMSNorm: out = x / sqrt(mean(x²) + eps) · w; w may be NULL (weightless) ------------ */
+    /* out (N, D), rstd (N) */
+    void (*rmsnorm_fwd)(struct device *d, float *out, float *rstd, const float *x, const float *w,
+        int n, int dim, float eps);
+    /* dx (N, D) = or += (accumulate != 0); dw (D) += (NULL when w is NULL).
+     * work: rmsnorm_bwd_work floats. dx may be dout (accumulate 0). */
+    void (*rmsnorm_bwd)(struct device *d, float *dx, int accumulate, float *dw, const float *dout,
+        const float *x, const float *w, const float *rstd, int n, int dim, float *work);
+    size_t (*rmsnorm_bwd_work)(struct device *d, int n, int dim);
+
+    /* -- rotary embedding, half-split as Llama, in place on x (N, heads, head_dim); row i turns by
+     * positions[i]. inverse != 0 turns back, which is the backward. cos/sin tables (max_pos, hd/2)
+     * come from rope_table() and are on the device. */
+    void (*rope)(struct device *d, float *x, const int32_t *positions, const float *cos_table,
+        const float *sin_table, int n, int heads, int head_dim, int inverse);
+
+    /* -- attention: causal, query (b, t) sees keys first[b, t] … t of its row (a document mask, and
+     * later a window, is a choice of `first`); first is non-decreasing in t. Scale 1/sqrt(head_dim). Never T×T in memory.
+     * q, out (B·T, heads, hd); k, v (B·T, kv_heads, hd); lse (B, heads, T): log-sum-exp of the scores */
+    void (*attn_fwd)(struct device *d, float *out, float *lse, const float *q, const float *k,
+        const float *v, const int32_t *first, const struct attn_shape *s);
+    /* dq = ; dk =, dv = ; work: attn_bwd_work floats */
+    void (*attn_bwd)(struct device *d, float *dq, float *dk, float *dv, const float *dout,
+        const float *out, const float *lse, const float *q, const float *k, const float *v,
+        const int32_t *first, const struct attn_shape *s, float *work);
+    size_t (*attn_bwd_work)(struct device *d, const struct attn_shape *s);
+
+    /* Attention of new tokens against a key/value cache.
+     * n query rows; row i belongs to cache slot slot[i] at position pos[i] and sees cached keys
+     * first[i] … pos[i] of that slot. cache_k, cache_v (slots, capacity, kv_heads, hd).
+     * s: heads, kv_heads, head_dim used; seq = capacity. */
+    void (*attn_cached)(struct device *d, float *out, const float *q, const float *cache_k,
+        const float *cache_v, const int32_t *slot, const int32_t *pos, const int32_t *first, int n,
+        const struct attn_shape *s);
+    /* Writes row i of k and v (n, kv_heads, hd) to slot[i], pos[i] of the caches. */
+    void (*cache_put)(struct device *d, float *cache_k, float *cache_v, const float *k,
+        const float *v, const int32_t *slot, const int32_t *pos, int n, const struct attn_shape *s);
+
+    /* -- SwiGLU on gate and up (n elements each): out = silu(gate) · up ----------------------- */
+    void (*swiglu_fwd)(struct device *d, float *out, const float *gate, const float *up, size_t n);
+    /* dgate =, dup = ; dout may be dgate or dup */
+    void (*swiglu_bwd)(struct device *d, float *dgate, float *dup, const float *dout,
+        const float *gate, const float *up, size_t n);
+
+    /* -- the feedback (paper's fusion) ------------------------------------------------------- */
+    /* carried (B·T, D): row (b, t) = h[b, t−1] + noise[b, t−1]; row (b, 0) = 0.
+     * noise (B·T, D) may be NULL; then, where jitter > 0, noise[b, t, i] = jitter · (2u − 1) with
+     * u = rng_unitf(noise_keys[b], t·D + i) (noise_keys: host memory, B keys). */
+    void (*carry_fwd)(struct device *d, float *carried, const float *h, const float *noise,
+        float jitter, const uint64_t *noise_keys, int batch, int seq, int dim);
+    /* dh[b, t] += dcarried[b, t+1] */
+    void (*carry_bwd)(struct device *d, float *dh, const float *dcarried, int batch, int seq,
+        int dim);
+    /* out = u ⊙ σ(g), n elements */
+    void (*gate_fwd)(struct device *d, float *out, const float *u, const float *g, size_t n);
+    /* du =, dg = ; dout may be du or dg */
+    void (*gate_bwd)(struct device *d, float *du, float *dg, const float *dout, const float *u,
+        const float *g, size_t n);
+    /* out (N, D): row i = mask[i] ? a[i] : b[i]; out may be a or b */
+    void (*select_rows)(struct device *d, float *out, const uint8_t *mask, const float *a,
+        const float *b, int n, int dim);
+    /* da row i = mask[i] ? dout[i] : 0; db row i += mask[i] ? 0 : dout[i]; da may be dout */
+    void (*select_rows_bwd)(struct device *d, float *da, float *db, const float *dout,
+        const uint8_t *mask, int n, int dim);
+
+    /* -- cross-entropy on a chunk of logits (n, V); targets −1 are not counted ----------------- */
+    /* losses[i] = −log softmax(logits[i])[target] (0 where not counted). Where dscale != 0 the logits
+     * are replaced by dscale · (softmax − onehot), 0 rows where not counted. */
+    void (*xent)(struct device *d, float *losses, float *logits, const int32_t *targets, int n,
+        int vocab, float dscale);
+
+    /* -- vectors ------------------------------------------------------------------------------ */
+    void (*add)(struct device *d, float *y, const float *x, float alpha, size_t n); /* y += alpha·x */
+    void (*scale)(struct device *d, float *y, float alpha, size_t n);
+    /* Σ x² and Σ x in double, fixed order; host results; synchronises */
+    double (*sum_sq)(struct device *d, const float *x, size_t n);
+    double (*sum)(struct device *d, const float *x, size_t n);
+
+    /* -- optimizer: decoupled AdamW (Loshchilov & Hutter) on n elements, in place --------------- */
+    void (*adamw)(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
+        const struct adamw_args *a);
+};
+
+/* A device object embeds this first. */
+struct device {
+    const struct device_ops *ops;
+    int threads; /* what it runs with; part of what makes a run repeat bit for bit */
+};
+
+/* The CPU device; threads ≤ 0 means one for each core the process may use. */
+int device_cpu_new(int threads, struct device **out, struct err *e);
+void device_free(struct device **d);
+
+/* Fills host tables (max_pos, head_dim/2), angles computed in double. */
+void rope_table(float *cos_table, float *sin_table, int max_pos, int head_dim, double theta);
+
+#endif

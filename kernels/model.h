@@ -1,0 +1,82 @@
+/*
+ * The full-bandwidth transformer, written once against the device table: K passes forward, and
+ * backward through all of them (arXiv 2608.08888; DESIGN: model and objective).
+ *
+ *   u_1 = n(E[x]);  u_k = mask_k ? fuse(h^{(k−1)}_{t−1} + jitter, e_t) : u_1   (k > 1)
+ *   fuse(h, e) = n((W_U h) ⊙ σ(W_G n(e)))         each n() a weightless RMS norm where switched on
+ *   h^{(k)} = norm(blocks(u_k));  logits = h Eᵀ
+ *   L = L_1 + λ · mean(L_2 … L_K)
+ *
+ * All memory is taken at model_new() for the given maximum shape; nothing is allocated afterwards.
+ */
+#ifndef KERNELS_MODEL_H
+#define KERNELS_MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/device.h"
+#include "kernels/weights.h"
+
+struct model;
+
+struct model_limits {
+    int batch, seq;  /* rows and tokens of the largest micro-batch */
+    int passes;      /* most passes of a training step (activations are kept for each) */
+    int train;       /* 0: no gradients, activations of one pass only */
+};
+
+/* One micro-batch; all pointers are host memory and stay the caller's. */
+struct model_batch {
+    int batch, seq;              /* B, T */
+    const int32_t *tokens;       /* (B, T) */
+    const int32_t *targets;      /* (B, T); −1 is not counted */
+    const uint8_t *doc_starts;   /* (B, T) */
+    int passes;                  /* K */
+    const uint8_t *masks;        /* (K−1, B, T); NULL when K = 1 */
+    float jitter;
+    const uint64_t *noise_keys;  /* (K−1, B); used where jitter > 0 and noise is NULL */
+    const float *noise;          /* (K−1, B, T, D) or NULL: given noise (golden cases) */
+};
+
+int model_new(struct device *d, const struct model_config *c, const struct model_limits *lim,
+    struct model **out, struct err *e);
+void model_free(struct model **m);
+
+const struct model_config *model_config_of(const struct model *m);
+const struct weight_table *model_weights(const struct model *m);
+struct device *model_device(const struct model *m);
+float *model_params(struct model *m); /* device, table->total floats */
+float *model_grads(struct model *m);  /* device, the same layout; NULL when not training */
+
+/* What the model takes, by purpose, for the plan printed at start. */
+struct model_memory {
+    size_t weights, gradients, activations_per_pass, workspace; /* bytes */
+};
+void model_memory_estimate(const struct model_config *c, const struct model_limits *lim,
+    struct model_memory *out);
+
+/*
+ * Forward and backward of all passes. Gradients of
+ *     scale · (Σ_counted loss_1 + λ/(K−1) · Σ_{k>1} Σ_counted loss_k)
+ * are added to model_grads(). With scale = 1 / (counted targets of the whole step) the sum over
+ * micro-batches is the gradient of L. loss_sums[K]: sums of losses over counted targets.
+ */
+void model_train(struct model *m, const struct model_batch *b, float lambda, float scale,
+    double *loss_sums);
+
+/*
+ * Forward only, any number of passes: after each pass `visit` (may be NULL) gets host copies of what it
+ * asked for: hidden (B, T, D), token losses (B, T), logits (B, T, V); NULL where not asked.
+ */
+#define MODEL_WANT_HIDDEN 1
+#define MODEL_WANT_LOSSES 2
+#define MODEL_WANT_LOGITS 4
+struct model_pass {
+    int pass; /* from 1 */
+    const float *hidden, *losses, *logits;
+};
+int model_forward(struct model *m, const struct model_batch *b, int want,
+    int (*visit)(void *ctx, const struct model_pass *p), void *ctx);
+
+#endif
