@@ -39,15 +39,17 @@ BINS     := $(foreach m,$(MAINS),$(B)/bin/$(basename $(notdir $(m))))
 TEST_BINS := $(TESTS:tests/unit/%.c=$(B)/tests/%)
 TEST_HELP := $(filter-out $(TESTS),$(wildcard tests/unit/*.c))
 FUZZ_BINS := $(FUZZERS:tests/fuzz/%.c=build/fuzz/fuzzers/%)
+FUZZ_SECONDS ?= 5
 
-.PHONY: all help test demo san fuzz fuzz-build lint format clean setup tests-build
+.PHONY: all help setup demo test tests-build san fuzz fuzz-build lint format clean FORCE
 .DELETE_ON_ERROR:
 .SECONDARY:
 
 all: $(BINS) ## build every program into build/release/bin
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Fullband: pretraining of full-bandwidth transformers. Targets:"
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- flags stamp: a change of compiler or flags rebuilds everything of that flavour
 $(B)/flags: FORCE
@@ -83,5 +85,73 @@ build/fuzz/fuzzers/%: build/fuzz/obj/tests/fuzz/%.o $(patsubst $(B)/%,build/fuzz
 	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $< $(patsubst $(B)/%,build/fuzz/%,$(LIBS)) $(LDLIBS)
 
 tests-build: $(TEST_BINS) $(BINS)
+
+fuzz-build: $(FUZZ_BINS)
+
+# --- what people call; each installs what it needs first
+setup: ## install what building needs (Debian 12)
+	@ops/setup
+
+demo: ## from real text to an evaluated checkpoint on this machine (about 6 minutes)
+	@ops/demo
+
+test: ## install what is missing, build, run every test
+	@ops/setup
+	@$(MAKE) --no-print-directory all tests-build
+	@tests/all build/release
+
+san: ## the unit tests under the address and undefined-behaviour sanitizers
+	@ops/setup
+	@$(MAKE) --no-print-directory FLAVOUR=san tests-build
+	@tests/all --unit build/san
+
+fuzz: ## every fuzzer for FUZZ_SECONDS (default 5)
+	@ops/setup --dev
+	@$(MAKE) --no-print-directory FLAVOUR=fuzz CC=clang fuzz-build
+	@tests/fuzz/run $(FUZZ_SECONDS)
+
+lint: ## format, static analysis, headers, folder arrows, scripts
+	@ops/setup --dev
+	@$(MAKE) --no-print-directory FLAVOUR=lint lint-all
+
+format: ## clang-format every source in place
+	@ops/setup --dev
+	clang-format -i $(C_FILES)
+
+clean: ## remove build/ (runs/ and data/ stay)
+	rm -rf build
+
+# --- lint: one stamp a file, so that a second run checks only what changed
+C_FILES   = $(wildcard $(foreach d,$(FOLDERS) tests/unit tests/fuzz,$(d)/*.[ch] $(d)/*/*.[ch]))
+LINT_SRCS = $(LIB_SRCS) $(MAINS)
+HEADERS   = $(filter %.h,$(C_FILES))
+TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -march=x86-64-v3
+
+.PHONY: lint-all lint-format lint-arrows lint-scripts
+lint-all: lint-format lint-arrows lint-scripts $(HEADERS:%=build/lint/%.ok) $(LINT_SRCS:%=build/lint/%.ok)
+	@echo "lint: clean"
+
+lint-format:
+	@clang-format --dry-run -Werror $(C_FILES)
+
+lint-arrows:
+	@tests/arrows
+
+lint-scripts:
+	@shellcheck $(wildcard ops/*[a-z] tests/all tests/arrows tests/fuzz/run .ci/run tests/run/*.sh)
+
+build/lint/%.h.ok: %.h
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -D_GNU_SOURCE -I. $(WARN) -Wno-unused-function -fsyntax-only -x c $<
+	@touch $@
+
+build/lint/%.c.ok: %.c .clang-tidy
+	@mkdir -p $(@D)
+	@echo "lint $<"
+	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -I. -D__GNUC__ \
+	    --enable=warning,performance,portability --suppress=missingIncludeSystem \
+	    --suppressions-list=tests/cppcheck.suppress $<
+	@clang-tidy --quiet --warnings-as-errors='*' $< -- $(TIDY_FLAGS) 2>/dev/null
+	@touch $@
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
