@@ -139,7 +139,7 @@ done:
 
 static int read_fields(const json_t *j, const char *where, struct manifest *m, struct err *e)
 {
-    uint64_t version, vocab, eot, block;
+    uint64_t version = 0, vocab = 0, eot = 0, block = 0;
     int rc;
     const char *name = json_string_value(json_object_get(j, "name"));
     const char *policy = json_string_value(json_object_get(j, "policy"));
