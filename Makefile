@@ -88,6 +88,9 @@ tests-build: $(TEST_BINS) $(BINS)
 
 fuzz-build: $(FUZZ_BINS)
 
+# A make of its own, on every core where no -j was given.
+SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
+
 # --- what people call; each installs what it needs first
 setup: ## install what building needs (Debian 12)
 	@ops/setup
@@ -97,22 +100,22 @@ demo: ## from real text to an evaluated checkpoint on this machine (about 6 minu
 
 test: ## install what is missing, build, run every test
 	@ops/setup
-	@$(MAKE) --no-print-directory all tests-build
+	@$(SUBMAKE) all tests-build
 	@tests/all build/release
 
 san: ## the unit tests under the address and undefined-behaviour sanitizers
 	@ops/setup
-	@$(MAKE) --no-print-directory FLAVOUR=san tests-build
+	@$(SUBMAKE) FLAVOUR=san tests-build
 	@tests/all --unit build/san
 
 fuzz: ## every fuzzer for FUZZ_SECONDS (default 5)
 	@ops/setup --dev
-	@$(MAKE) --no-print-directory FLAVOUR=fuzz CC=clang fuzz-build
+	@$(SUBMAKE) FLAVOUR=fuzz CC=clang fuzz-build
 	@tests/fuzz/run $(FUZZ_SECONDS)
 
 lint: ## format, static analysis, headers, folder arrows, scripts
 	@ops/setup --dev
-	@$(MAKE) --no-print-directory FLAVOUR=lint lint-all
+	@$(SUBMAKE) FLAVOUR=lint lint-all
 
 format: ## clang-format every source in place
 	@ops/setup --dev
