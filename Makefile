@@ -100,22 +100,22 @@ demo: ## from real text to an evaluated checkpoint on this machine (about 6 minu
 
 test: ## install what is missing, build, run every test
 	@ops/setup
-	@$(SUBMAKE) all tests-build
+	+@$(SUBMAKE) all tests-build
 	@tests/all build/release
 
 san: ## the unit tests under the address and undefined-behaviour sanitizers
 	@ops/setup
-	@$(SUBMAKE) FLAVOUR=san tests-build
+	+@$(SUBMAKE) FLAVOUR=san tests-build
 	@tests/all --unit build/san
 
 fuzz: ## every fuzzer for FUZZ_SECONDS (default 5)
 	@ops/setup --dev
-	@$(SUBMAKE) FLAVOUR=fuzz CC=clang fuzz-build
+	+@$(SUBMAKE) FLAVOUR=fuzz CC=clang fuzz-build
 	@tests/fuzz/run $(FUZZ_SECONDS)
 
 lint: ## format, static analysis, headers, folder arrows, scripts
 	@ops/setup --dev
-	@$(SUBMAKE) FLAVOUR=lint lint-all
+	+@$(SUBMAKE) FLAVOUR=lint lint-all
 
 format: ## clang-format every source in place
 	@ops/setup --dev
