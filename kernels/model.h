@@ -53,8 +53,17 @@ float *model_grads(struct model *m);  /* device, the same layout; NULL when not 
 struct model_memory {
     size_t weights, gradients, activations_per_pass, workspace; /* bytes */
 };
-void model_memory_estimate(const struct model_config *c, const struct model_limits *lim,
-    struct model_memory *out);
+/* d: its operations say how much workspace they need. Exactly what model_new() allocates:
+ * weights + gradients + (train ? passes : 1) · activations_per_pass + workspace. */
+void model_memory_estimate(struct device *d, const struct model_config *c,
+    const struct model_limits *lim, struct model_memory *out);
+
+/*
+ * A micro-batch from outside, checked against what the model requires: ids in range, targets −1 or in
+ * range, masks and starts 0 or 1, no fused position 0 or (doc_mask) document start, feedback weights
+ * where passes > 1. model_train() and model_forward() trust their caller.
+ */
+int model_batch_check(const struct model_config *c, const struct model_batch *b, struct err *e);
 
 /*
  * Forward and backward of all passes. Gradients of
