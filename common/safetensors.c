@@ -130,7 +130,7 @@ static int entry_parse(
 {
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
     size_t element, bytes;
-    uint64_t begin, end;
+    uint64_t begin = 0, end = 0;
     int rc;
     if (!json_is_object(entry) || !dtype)
         return err_set(e, ERR_CORRUPT, "not an object with dtype, shape and data_offsets");
@@ -423,6 +423,10 @@ static json_t *header_json(const char *path, const struct st_tensor *tensors, in
     for (int i = 0; i < count; i++) {
         const struct st_tensor *t = &tensors[i];
         size_t bytes = st_dtype_bytes(t->dtype);
+        if (json_object_get(o, t->name)) {
+            err_set(e, ERR_INPUT, "%s: tensor name \"%.200s\" is given twice", path, t->name);
+            goto fail;
+        }
         json_t *shape = json_array();
         for (int k = 0; k < t->ndim; k++) {
             json_array_append_new(shape, json_integer(t->shape[k]));
@@ -431,9 +435,8 @@ static json_t *header_json(const char *path, const struct st_tensor *tensors, in
         CHECK(t->dtype != ST_OTHER && bytes == t->bytes);
         json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", st_dtype_name(t->dtype), "shape",
             shape, "data_offsets", (json_int_t)at, (json_int_t)(at + bytes));
-        if (json_object_get(o, t->name) || json_object_set_new(o, t->name, entry) < 0) {
-            err_set(e, ERR_INPUT, "%s: tensor name \"%.200s\" is not UTF-8 or given twice", path,
-                t->name);
+        if (json_object_set_new(o, t->name, entry) < 0) {
+            err_set(e, ERR_INPUT, "%s: tensor name \"%.200s\" is not UTF-8", path, t->name);
             goto fail;
         }
         at += bytes;

@@ -236,7 +236,7 @@ static void test_widening(void **state)
         for (uint32_t i = 0; i < ALL; i++) {
             double right = by_definition((uint16_t)i, kinds[k].exponent_bits);
             if (isnan(right) ? !isnan(out[i])
-                             : out[i] != right || signbit(out[i]) != signbit(right))
+                             : out[i] != right || !signbit(out[i]) != !signbit(right))
                 fail_msg("%s %04x: %g, right %g", kinds[k].dtype, i, out[i], right);
         }
         safetensors_close(&st);
