@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/check.h"
+#include "common/clock.h"
 #include "common/mem.h"
 #include "common/version.h"
 
@@ -21,13 +21,6 @@ struct member {
     uint64_t dropped;
 };
 
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 int member_new(struct bus *b, const struct member_id *id, struct member **out, struct err *e)
 {
     struct member *m = mem_array(1, sizeof *m);
@@ -35,7 +28,7 @@ int member_new(struct bus *b, const struct member_id *id, struct member **out, s
     snprintf(name, sizeof name, "%s-%d", id->role, id->rank);
     m->id = *id;
     m->heartbeat = id->run->config.process.heartbeat_seconds;
-    m->last_heard = m->next_send = now_seconds();
+    m->last_heard = m->next_send = clock_seconds();
     char *path = rundir_path(id->run, "%s", RUNDIR_CONTROL_SOCK);
     int rc = endpoint_connect(b, path, name, &m->ep, e);
     free(path);
@@ -76,7 +69,7 @@ static int send_hello(struct member *m, struct err *e)
 
 int member_tick(struct member *m, struct err *e)
 {
-    double now = now_seconds(), silent = now - m->last_heard;
+    double now = clock_seconds(), silent = now - m->last_heard;
     if (silent > m->id.give_up_seconds)
         return err_set(e, ERR_TIMEOUT, "the scheduler has not answered for %.0f s", silent);
     if (now >= m->next_send) {
@@ -93,7 +86,7 @@ int member_tick(struct member *m, struct err *e)
 /* Takes in what every member treats alike. 1: hand it to the caller, 0: done with it. */
 static int take_in(struct member *m, const struct message *msg, struct err *e)
 {
-    m->last_heard = now_seconds();
+    m->last_heard = clock_seconds();
     if (msg->head.type == WIRE_REFUSE) {
         json_t *j = message_json(msg, NULL);
         const char *reason = json_string_value(json_object_get(j, "reason"));
