@@ -24,11 +24,16 @@ struct shard {
     char *path;
     const struct manifest *m;
     const struct manifest_shard *info;
-    MDB_env *env;
-    MDB_txn *txn; /* keeps the map valid, as LMDB's rules ask */
-    int fd;       /* for the second reading of a damaged block */
-    const uint8_t *map;
+    int fd;                 /* for the second reading of a damaged block */
+    const uint8_t *map;     /* the whole file, our own view of it */
     struct extent *extents; /* (info->blocks) */
+};
+
+/* LMDB, open only while the index is read. */
+struct index {
+    MDB_env *env;
+    MDB_txn *txn;
+    size_t page_bytes;
 };
 
 static int mdb_error(struct err *e, int rc, const char *path, const char *what)
@@ -42,10 +47,8 @@ void shard_close(struct shard **ps)
     struct shard *s = *ps;
     if (!s)
         return;
-    if (s->txn)
-        mdb_txn_abort(s->txn);
-    if (s->env)
-        mdb_env_close(s->env);
+    if (s->map)
+        munmap((void *)(uintptr_t)s->map, (size_t)s->info->bytes);
     if (s->fd >= 0)
         close(s->fd);
     free(s->extents);
@@ -66,22 +69,32 @@ static int check_size(const struct shard *s, struct err *e)
     return 0;
 }
 
-static int open_env(struct shard *s, struct err *e)
+static int map_file(struct shard *s, struct err *e)
+{
+    void *p = mmap(NULL, (size_t)s->info->bytes, PROT_READ, MAP_SHARED, s->fd, 0);
+    if (p == MAP_FAILED)
+        return err_errno(e, "%s: map", s->path);
+    madvise(p, (size_t)s->info->bytes, MADV_RANDOM);
+    s->map = p;
+    return 0;
+}
+
+static int index_open(const struct shard *s, struct index *x, struct err *e)
 {
     MDB_envinfo info;
     MDB_stat st;
-    int rc = mdb_env_create(&s->env);
+    int rc = mdb_env_create(&x->env);
     if (rc == 0)
-        rc = mdb_env_set_maxdbs(s->env, 2);
+        rc = mdb_env_set_maxdbs(x->env, 2);
     if (rc == 0)
-        rc = mdb_env_set_mapsize(s->env, (size_t)s->info->bytes);
+        rc = mdb_env_set_mapsize(x->env, (size_t)s->info->bytes);
     if (rc == 0)
         rc = mdb_env_open(
-            s->env, s->path, MDB_RDONLY | MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOTLS | MDB_NORDAHEAD, 0);
+            x->env, s->path, MDB_RDONLY | MDB_NOSUBDIR | MDB_NOLOCK | MDB_NOTLS | MDB_NORDAHEAD, 0);
     if (rc == 0)
-        rc = mdb_env_info(s->env, &info);
+        rc = mdb_env_info(x->env, &info);
     if (rc == 0)
-        rc = mdb_env_stat(s->env, &st);
+        rc = mdb_env_stat(x->env, &st);
     if (rc != 0)
         return mdb_error(e, rc, s->path, "open");
     if (info.me_last_pgno != s->info->last_pgno ||
@@ -90,13 +103,39 @@ static int open_env(struct shard *s, struct err *e)
             "%s: last page %zu of %u bytes, the manifest says %llu in %llu", s->path,
             info.me_last_pgno, st.ms_psize, (unsigned long long)s->info->last_pgno,
             (unsigned long long)s->info->bytes);
-    s->map = info.me_mapaddr;
-    return 0;
+    x->page_bytes = st.ms_psize;
+    rc = mdb_txn_begin(x->env, NULL, MDB_RDONLY, &x->txn);
+    return rc == 0 ? 0 : mdb_error(e, rc, s->path, "open");
+}
+
+static void index_close(struct index *x)
+{
+    if (x->txn)
+        mdb_txn_abort(x->txn);
+    if (x->env)
+        mdb_env_close(x->env);
+}
+
+/*
+ * Where in the file a value lies. LMDB gives an address in its own map; every page begins with its
+ * number (8 bytes), so number and offset in the page say where. A damaged number leads outside,
+ * which is refused here, or to bytes whose checksum fails.
+ */
+static int locate(
+    const struct shard *s, const struct index *x, const MDB_val *value, struct extent *out)
+{
+    size_t in_page = (size_t)((uintptr_t)value->mv_data & (x->page_bytes - 1));
+    uint64_t page, bytes = s->info->bytes;
+    memcpy(&page, (const uint8_t *)value->mv_data - in_page, sizeof page);
+    if (page > s->info->last_pgno || value->mv_size > UINT32_MAX)
+        return -1;
+    *out = (struct extent){page * x->page_bytes + in_page, (uint32_t)value->mv_size};
+    return out->offset > bytes || out->bytes > bytes - out->offset ? -1 : 0;
 }
 
 /* Notes one value's place; refuses one that is not inside the file. */
-static int note_extent(
-    struct shard *s, uint64_t i, const MDB_val *key, const MDB_val *value, struct err *e)
+static int note_extent(struct shard *s, const struct index *x, uint64_t i, const MDB_val *key,
+    const MDB_val *value, struct err *e)
 {
     uint8_t want[8];
     for (int k = 0; k < 8; k++)
@@ -104,31 +143,25 @@ static int note_extent(
     if (i >= s->info->blocks || key->mv_size != 8 || memcmp(key->mv_data, want, 8) != 0)
         return err_set(e, ERR_CORRUPT, "%s: index: entry %llu is not block %llu of %llu", s->path,
             (unsigned long long)i, (unsigned long long)i, (unsigned long long)s->info->blocks);
-    uint64_t offset = (uint64_t)((const uint8_t *)value->mv_data - s->map);
-    if (offset > s->info->bytes || value->mv_size > s->info->bytes - offset ||
-        value->mv_size > UINT32_MAX)
+    if (locate(s, x, value, &s->extents[i]) < 0)
         return err_set(
             e, ERR_CORRUPT, "%s: block %llu lies outside the file", s->path, (unsigned long long)i);
-    s->extents[i] = (struct extent){offset, (uint32_t)value->mv_size};
     return 0;
 }
 
-static int read_index(struct shard *s, struct err *e)
+static int read_index(struct shard *s, const struct index *x, struct err *e)
 {
     MDB_dbi dbi;
     MDB_cursor *cursor = NULL;
     MDB_val key, value;
     uint64_t i = 0;
-    int rc = mdb_txn_begin(s->env, NULL, MDB_RDONLY, &s->txn);
+    int bad = 0, rc = mdb_dbi_open(x->txn, "blocks", 0, &dbi);
     if (rc == 0)
-        rc = mdb_dbi_open(s->txn, "blocks", 0, &dbi);
-    if (rc == 0)
-        rc = mdb_cursor_open(s->txn, dbi, &cursor);
+        rc = mdb_cursor_open(x->txn, dbi, &cursor);
     if (rc != 0)
         return mdb_error(e, rc, s->path, "index");
-    int bad = 0;
     while (!bad && (rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT)) == 0)
-        bad = note_extent(s, i++, &key, &value, e);
+        bad = note_extent(s, x, i++, &key, &value, e);
     mdb_cursor_close(cursor);
     if (bad)
         return bad;
@@ -141,20 +174,20 @@ static int read_index(struct shard *s, struct err *e)
 }
 
 /* The shard's own word on what its tokens mean: a file moved in from another source is refused. */
-static int check_meta(struct shard *s, struct err *e)
+static int check_meta(const struct shard *s, const struct index *x, struct err *e)
 {
     MDB_dbi dbi;
     char name[] = "shard";
     MDB_val key = {sizeof name - 1, name}, value;
-    int rc = mdb_dbi_open(s->txn, "meta", 0, &dbi);
+    struct extent at;
+    int rc = mdb_dbi_open(x->txn, "meta", 0, &dbi);
     if (rc == 0)
-        rc = mdb_get(s->txn, dbi, &key, &value);
+        rc = mdb_get(x->txn, dbi, &key, &value);
     if (rc != 0)
         return mdb_error(e, rc, s->path, "meta");
-    uint64_t offset = (uint64_t)((const uint8_t *)value.mv_data - s->map);
-    if (offset > s->info->bytes || value.mv_size > s->info->bytes - offset)
+    if (locate(s, x, &value, &at) < 0)
         return err_set(e, ERR_CORRUPT, "%s: meta lies outside the file", s->path);
-    json_t *j = json_loadb(value.mv_data, value.mv_size, 0, NULL);
+    json_t *j = json_loadb((const char *)s->map + at.offset, at.bytes, 0, NULL);
     const char *tokenizer = json_string_value(json_object_get(j, "tokenizer_sha256"));
     json_int_t vocab = json_integer_value(json_object_get(j, "vocab"));
     json_int_t tokens = json_integer_value(json_object_get(j, "tokens"));
@@ -166,6 +199,18 @@ static int check_meta(struct shard *s, struct err *e)
             s->path, tokenizer ? tokenizer : "(none)", (long long)vocab, (long long)tokens,
             s->m->tokenizer_sha256, s->m->vocab, (unsigned long long)s->info->tokens);
     json_decref(j);
+    return rc;
+}
+
+static int take_index(struct shard *s, struct err *e)
+{
+    struct index x = {0};
+    int rc = index_open(s, &x, e);
+    if (rc == 0)
+        rc = read_index(s, &x, e);
+    if (rc == 0)
+        rc = check_meta(s, &x, e);
+    index_close(&x);
     return rc;
 }
 
@@ -190,7 +235,7 @@ int shard_open(const char *dir, const struct manifest *m, const struct manifest_
             (unsigned long long)info->blocks);
         goto fail;
     }
-    if ((rc = open_env(s, e)) < 0 || (rc = read_index(s, e)) < 0 || (rc = check_meta(s, e)) < 0)
+    if ((rc = map_file(s, e)) < 0 || (rc = take_index(s, e)) < 0)
         goto fail;
     *out = s;
     return 0;

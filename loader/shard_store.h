@@ -9,10 +9,10 @@
  * XXH64 of the tokens, XXH64 of the document ends), little-endian. It does not depend on the
  * compressor.
  *
- * Reading: opening walks the index once and notes where each value lies; after that a read takes
- * one bounds-checked look into the map and never follows LMDB's tree, so damage costs an error and
- * not a crash. A sealed shard is never opened twice in a process nor used across fork. An open
- * shard may be read from several threads, each with its own struct block.
+ * Reading: opening walks the index once, notes where each value lies, and closes LMDB again. A read
+ * is then one bounds-checked look into our own map of the file and never follows LMDB's tree:
+ * damage costs an error, not a crash. An open shard may be read from several threads, each with its
+ * own struct block.
  */
 #ifndef LOADER_SHARD_STORE_H
 #define LOADER_SHARD_STORE_H
