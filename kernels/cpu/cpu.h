@@ -1,0 +1,72 @@
+/*
+ * What the files of the CPU device share: the operations that device.c puts into the table, and how
+ * they use threads.
+ *
+ * Threads: an operation splits its work into parts whose number and borders depend on the shapes
+ * only. Each part writes its own outputs, and partial sums are added in the order of the parts, so
+ * that which thread runs a part changes nothing: every operation gives the same bits at any number
+ * of threads, except those that call oneDNN's sgemm, which gives the same bits at the same number.
+ */
+#ifndef KERNELS_CPU_CPU_H
+#define KERNELS_CPU_CPU_H
+
+#include "kernels/device.h"
+
+/* Work below this many elements is done by the calling thread: waking a team costs more. */
+#define CPU_SMALL 8192
+
+/* oneDNN and OpenMP take the number of threads from the calling thread's state: sets it to d's. */
+void cpu_use_threads(const struct device *d);
+
+/* C (m, n) = alpha · op(A) op(B) + beta · C on the calling thread's team; alone inside a parallel
+ * region. */
+void cpu_gemm(int ta, int tb, int m, int n, int k, float alpha, const float *a, size_t lda,
+    const float *b, size_t ldb, float beta, float *c, size_t ldc);
+
+void cpu_matmul(struct device *d, int ta, int tb, int m, int n, int k, float alpha, const float *a,
+    int lda, const float *b, int ldb, float beta, float *c, int ldc);
+void cpu_embed_fwd(struct device *d, float *out, const int32_t *tokens, const float *table, int n,
+    int dim, int vocab);
+void cpu_embed_bwd(struct device *d, float *dtable, const int32_t *tokens, const float *dout, int n,
+    int dim, int vocab);
+void cpu_rmsnorm_fwd(struct device *d, float *out, float *rstd, const float *x, const float *w,
+    int n, int dim, float eps);
+void cpu_rmsnorm_bwd(struct device *d, float *dx, int accumulate, float *dw, const float *dout,
+    const float *x, const float *w, const float *rstd, int n, int dim, float *work);
+size_t cpu_rmsnorm_bwd_work(struct device *d, int n, int dim);
+void cpu_rope(struct device *d, float *x, const int32_t *positions, const float *cos_table,
+    const float *sin_table, int n, int heads, int head_dim, int inverse);
+void cpu_attn_fwd(struct device *d, float *out, float *lse, const float *q, const float *k,
+    const float *v, const int32_t *first, const struct attn_shape *s);
+void cpu_attn_bwd(struct device *d, float *dq, float *dk, float *dv, const float *dout,
+    const float *out, const float *lse, const float *q, const float *k, const float *v,
+    const int32_t *first, const struct attn_shape *s, float *work);
+size_t cpu_attn_bwd_work(struct device *d, const struct attn_shape *s);
+void cpu_attn_cached(struct device *d, float *out, const float *q, const float *cache_k,
+    const float *cache_v, const int32_t *slot, const int32_t *pos, const int32_t *first, int n,
+    const struct attn_shape *s);
+void cpu_cache_put(struct device *d, float *cache_k, float *cache_v, const float *k, const float *v,
+    const int32_t *slot, const int32_t *pos, int n, const struct attn_shape *s);
+void cpu_swiglu_fwd(struct device *d, float *out, const float *gate, const float *up, size_t n);
+void cpu_swiglu_bwd(struct device *d, float *dgate, float *dup, const float *dout,
+    const float *gate, const float *up, size_t n);
+void cpu_carry_fwd(struct device *d, float *carried, const float *h, const float *noise,
+    float jitter, const uint64_t *noise_keys, int batch, int seq, int dim);
+void cpu_carry_bwd(struct device *d, float *dh, const float *dcarried, int batch, int seq, int dim);
+void cpu_gate_fwd(struct device *d, float *out, const float *u, const float *g, size_t n);
+void cpu_gate_bwd(struct device *d, float *du, float *dg, const float *dout, const float *u,
+    const float *g, size_t n);
+void cpu_select_rows(struct device *d, float *out, const uint8_t *mask, const float *a,
+    const float *b, int n, int dim);
+void cpu_select_rows_bwd(
+    struct device *d, float *da, float *db, const float *dout, const uint8_t *mask, int n, int dim);
+void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets, int n,
+    int vocab, float dscale);
+void cpu_add(struct device *d, float *y, const float *x, float alpha, size_t n);
+void cpu_scale(struct device *d, float *y, float alpha, size_t n);
+double cpu_sum_sq(struct device *d, const float *x, size_t n);
+double cpu_sum(struct device *d, const float *x, size_t n);
+void cpu_adamw(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
+    const struct adamw_args *a);
+
+#endif
