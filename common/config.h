@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#include <jansson.h>
+
 #include "common/err.h"
 #include "common/mem.h"
 #include "common/model_config.h"
@@ -89,7 +91,8 @@ struct config {
 
 /*
  * Parses a YAML file, then `overrides` ("train.steps=100", later wins), fills defaults, checks each
- * value and their relations. Relative paths of data.* are taken from the current directory.
+ * value and their relations. Relative paths of data.* are taken from the current directory;
+ * config_load also checks that the files they name are there.
  * On failure nothing needs releasing.
  */
 int config_load(const char *path, const char *const *overrides, int override_count,
@@ -100,6 +103,9 @@ void config_release(struct config *c);
 
 /* The resolved config as YAML that config_parse reads back to the same values. */
 void config_print(const struct config *c, struct buf *out);
+
+/* The keys that belong to the plan ("train.steps": 100, …), flat; config_parse reads its text back. The caller's. */
+json_t *config_plan_json(const struct config *c);
 
 /* Every key with type, bounds, default and help, for --help-config. */
 void config_help(struct buf *out);
