@@ -21,22 +21,22 @@
 struct model;
 
 struct model_limits {
-    int batch, seq;  /* rows and tokens of the largest micro-batch */
-    int passes;      /* most passes of a training step (activations are kept for each) */
-    int train;       /* 0: no gradients, activations of one pass only */
+    int batch, seq; /* rows and tokens of the largest micro-batch */
+    int passes;     /* most passes of a training step (activations are kept for each) */
+    int train;      /* 0: no gradients, activations of one pass only */
 };
 
 /* One micro-batch; all pointers are host memory and stay the caller's. */
 struct model_batch {
-    int batch, seq;              /* B, T */
-    const int32_t *tokens;       /* (B, T) */
-    const int32_t *targets;      /* (B, T); −1 is not counted */
-    const uint8_t *doc_starts;   /* (B, T) */
-    int passes;                  /* K */
-    const uint8_t *masks;        /* (K−1, B, T); NULL when K = 1 */
+    int batch, seq;            /* B, T */
+    const int32_t *tokens;     /* (B, T) */
+    const int32_t *targets;    /* (B, T); −1 is not counted */
+    const uint8_t *doc_starts; /* (B, T) */
+    int passes;                /* K */
+    const uint8_t *masks;      /* (K−1, B, T); NULL when K = 1 */
     float jitter;
-    const uint64_t *noise_keys;  /* (K−1, B); used where jitter > 0 and noise is NULL */
-    const float *noise;          /* (K−1, B, T, D) or NULL: given noise (golden cases) */
+    const uint64_t *noise_keys; /* (K−1, B); used where jitter > 0 and noise is NULL */
+    const float *noise;         /* (K−1, B, T, D) or NULL: given noise (golden cases) */
 };
 
 int model_new(struct device *d, const struct model_config *c, const struct model_limits *lim,
@@ -59,9 +59,9 @@ void model_memory_estimate(struct device *d, const struct model_config *c,
     const struct model_limits *lim, struct model_memory *out);
 
 /*
- * A micro-batch from outside, checked against what the model requires: ids in range, targets −1 or in
- * range, masks and starts 0 or 1, no fused position 0 or (doc_mask) document start, feedback weights
- * where passes > 1. model_train() and model_forward() trust their caller.
+ * A micro-batch from outside, checked against what the model requires: ids in range, targets −1 or
+ * in range, masks and starts 0 or 1, no fused position 0 or (doc_mask) document start, feedback
+ * weights where passes > 1. model_train() and model_forward() trust their caller.
  */
 int model_batch_check(const struct model_config *c, const struct model_batch *b, struct err *e);
 
@@ -71,12 +71,12 @@ int model_batch_check(const struct model_config *c, const struct model_batch *b,
  * are added to model_grads(). With scale = 1 / (counted targets of the whole step) the sum over
  * micro-batches is the gradient of L. loss_sums[K]: sums of losses over counted targets.
  */
-void model_train(struct model *m, const struct model_batch *b, float lambda, float scale,
-    double *loss_sums);
+void model_train(
+    struct model *m, const struct model_batch *b, float lambda, float scale, double *loss_sums);
 
 /*
- * Forward only, any number of passes: after each pass `visit` (may be NULL) gets host copies of what it
- * asked for: hidden (B, T, D), token losses (B, T), logits (B, T, V); NULL where not asked.
+ * Forward only, any number of passes: after each pass `visit` (may be NULL) gets host copies of
+ * what it asked for: hidden (B, T, D), token losses (B, T), logits (B, T, V); NULL where not asked.
  */
 #define MODEL_WANT_HIDDEN 1
 #define MODEL_WANT_LOSSES 2

@@ -1,0 +1,162 @@
+/* Backward from the last pass to the first: each pass's loss, and what later passes took from it.
+ */
+#include "common/check.h"
+#include "kernels/model_internal.h"
+
+/* dw (out, in) += alpha · dyᵀ x */
+static void linear_dw(struct device *d, float *dw, const float *dy, const float *x, int n, int out,
+    int in, float alpha)
+{
+    d->ops->matmul(d, 1, 0, out, in, n, alpha, dy, out, x, in, 1, dw, in);
+}
+
+/* dx (n, in) = alpha · dy w + beta · dx */
+static void linear_dx(struct device *d, float *dx, const float *dy, const float *w, int n, int out,
+    int in, float alpha, float beta)
+{
+    d->ops->matmul(d, 0, 0, n, in, out, alpha, dy, out, w, in, beta, dx, in);
+}
+
+/* The MLP half: s.dx holds dL/d(block output), then dL/d(x1). */
+static void mlp_backward(struct model *m, int n, int layer, const struct layer_acts *a)
+{
+    const struct model_config *c = &m->c;
+    const struct layer_tensors *w = &m->w.layers[layer], *g = &m->g.layers[layer];
+    const struct device_ops *o = m->d->ops;
+    struct scratch *s = &m->s;
+    struct device *d = m->d;
+    size_t wide = (size_t)n * (size_t)c->ffn;
+    o->rmsnorm_fwd(d, s->norm, a->rstd2, a->x1, w->post_norm, n, c->dim, c->norm_eps);
+    o->swiglu_fwd(d, s->act, a->gate, a->up, wide);
+    linear_dw(d, g->down, s->dx, s->act, n, c->dim, c->ffn, c->residual_scale);
+    linear_dx(d, s->dgate, s->dx, w->down, n, c->dim, c->ffn, c->residual_scale, 0);
+    o->swiglu_bwd(d, s->dgate, s->dup, s->dgate, a->gate, a->up, wide);
+    linear_dw(d, g->gate, s->dgate, s->norm, n, c->ffn, c->dim, 1);
+    linear_dw(d, g->up, s->dup, s->norm, n, c->ffn, c->dim, 1);
+    linear_dx(d, s->dnorm, s->dgate, w->gate, n, c->ffn, c->dim, 1, 0);
+    linear_dx(d, s->dnorm, s->dup, w->up, n, c->ffn, c->dim, 1, 1);
+    o->rmsnorm_bwd(d, s->dx, 1, g->post_norm, s->dnorm, a->x1, w->post_norm, a->rstd2, n, c->dim,
+        s->norm_work);
+}
+
+/* The attention half: s.dx holds dL/d(x1), then dL/d(x0). */
+static void attn_backward(
+    struct model *m, const struct attn_shape *shape, int n, int layer, const struct layer_acts *a)
+{
+    const struct model_config *c = &m->c;
+    const struct layer_tensors *w = &m->w.layers[layer], *g = &m->g.layers[layer];
+    const struct device_ops *o = m->d->ops;
+    struct scratch *s = &m->s;
+    struct device *d = m->d;
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    o->rmsnorm_fwd(d, s->norm, a->rstd1, a->x0, w->input_norm, n, c->dim, c->norm_eps);
+    linear_dw(d, g->o, s->dx, a->att, n, c->dim, q, c->residual_scale);
+    linear_dx(d, s->datt, s->dx, w->o, n, c->dim, q, c->residual_scale, 0);
+    o->attn_bwd(d, s->dq, s->dk, s->dv, s->datt, a->att, a->lse, a->q, a->k, a->v, m->first, shape,
+        s->attn_work);
+    o->rope(d, s->dq, m->positions, m->cos_table, m->sin_table, n, c->heads, c->head_dim, 1);
+    o->rope(d, s->dk, m->positions, m->cos_table, m->sin_table, n, c->kv_heads, c->head_dim, 1);
+    linear_dw(d, g->q, s->dq, s->norm, n, q, c->dim, 1);
+    linear_dw(d, g->k, s->dk, s->norm, n, kv, c->dim, 1);
+    linear_dw(d, g->v, s->dv, s->norm, n, kv, c->dim, 1);
+    linear_dx(d, s->dnorm, s->dq, w->q, n, q, c->dim, 1, 0);
+    linear_dx(d, s->dnorm, s->dk, w->k, n, kv, c->dim, 1, 1);
+    linear_dx(d, s->dnorm, s->dv, w->v, n, kv, c->dim, 1, 1);
+    o->rmsnorm_bwd(d, s->dx, 1, g->input_norm, s->dnorm, a->x0, w->input_norm, a->rstd1, n, c->dim,
+        s->norm_work);
+}
+
+/*
+ * The fused input: s.dx holds dL/d(input of this pass). The plain rows go to s.dplain, the gate's
+ * part is summed in s.dg, and s.dh becomes what this pass asks of the state of the pass before.
+ */
+static void fusion_backward(struct model *m, const struct model_batch *b, const struct pass_acts *p)
+{
+    const struct model_config *c = &m->c;
+    const struct device_ops *o = m->d->ops;
+    struct scratch *s = &m->s;
+    struct device *d = m->d;
+    int n = b->batch * b->seq;
+    size_t all = (size_t)n * (size_t)c->dim;
+    o->select_rows_bwd(d, s->dx, s->dplain, s->dx, p->mask, n, c->dim);
+    if (c->out_norm)
+        o->rmsnorm_bwd(
+            d, s->dx, 0, NULL, s->dx, p->prod, NULL, p->rstd_prod, n, c->dim, s->norm_work);
+    o->gate_bwd(d, s->du, s->dg_pass, s->dx, p->u, m->in.g, all);
+    o->add(d, s->dg, s->dg_pass, 1, all);
+    linear_dw(d, m->g.w_u, s->du, p->carried, n, c->dim, c->dim, 1);
+    linear_dx(d, s->dcarried, s->du, m->w.w_u, n, c->dim, c->dim, 1, 0);
+    o->zero(d, s->dh, all * sizeof(float));
+    o->carry_bwd(d, s->dh, s->dcarried, b->batch, b->seq, c->dim);
+}
+
+/* Through the blocks of one pass: s.dh holds dL/dh, s.dx becomes dL/d(input). */
+static void pass_backward(struct model *m, const struct model_batch *b, const struct pass_acts *p)
+{
+    struct attn_shape shape = model_attn_shape(m, b);
+    int n = b->batch * b->seq;
+    m->d->ops->rmsnorm_bwd(m->d, m->s.dx, 0, m->g.norm, m->s.dh, p->x_out, m->w.norm, p->rstd, n,
+        m->c.dim, m->s.norm_work);
+    for (int l = m->c.layers - 1; l >= 0; l--) {
+        mlp_backward(m, n, l, &p->layers[l]);
+        attn_backward(m, &shape, n, l, &p->layers[l]);
+    }
+}
+
+/* What all passes share: s.dg through W_G, then s.dplain into the embedding. */
+static void input_backward(struct model *m, int n, int gated)
+{
+    const struct model_config *c = &m->c;
+    const struct device_ops *o = m->d->ops;
+    struct scratch *s = &m->s;
+    const struct input_acts *in = &m->in;
+    struct device *d = m->d;
+    if (gated) {
+        linear_dw(d, m->g.w_g, s->dg, in->gate_in, n, c->dim, c->dim, 1);
+        float *to = c->gate_norm ? s->dnorm : s->dplain;
+        linear_dx(d, to, s->dg, m->w.w_g, n, c->dim, c->dim, 1, c->gate_norm ? 0 : 1);
+        if (c->gate_norm)
+            o->rmsnorm_bwd(d, s->dplain, 1, NULL, s->dnorm, in->plain, NULL, in->rstd_gate, n,
+                c->dim, s->norm_work);
+    }
+    if (c->in_norm)
+        o->rmsnorm_bwd(
+            d, s->dplain, 0, NULL, s->dplain, in->e, NULL, in->rstd_in, n, c->dim, s->norm_work);
+    o->embed_bwd(d, m->g.embed, m->tokens, s->dplain, n, c->dim, c->vocab);
+}
+
+static void backward(
+    struct model *m, const struct model_batch *b, float lambda, float scale, double *loss_sums)
+{
+    const struct device_ops *o = m->d->ops;
+    int n = b->batch * b->seq, last = b->passes - 1;
+    size_t all = (size_t)n * (size_t)m->c.dim;
+    o->zero(m->d, m->s.dplain, all * sizeof(float));
+    o->zero(m->d, m->s.dh, all * sizeof(float));
+    if (last > 0)
+        o->zero(m->d, m->s.dg, all * sizeof(float));
+    for (int k = last; k >= 0; k--) {
+        const struct pass_acts *p = &m->passes[k];
+        float weight = k == 0 ? scale : scale * lambda / (float)last;
+        model_readout(m, p->h, n, weight, m->s.dh, NULL);
+        loss_sums[k] = o->sum(m->d, m->s.losses, (size_t)n);
+        pass_backward(m, b, p);
+        if (k > 0)
+            fusion_backward(m, b, p);
+        else
+            o->add(m->d, m->s.dplain, m->s.dx, 1, all);
+    }
+    input_backward(m, n, last > 0);
+}
+
+void model_train(
+    struct model *m, const struct model_batch *b, float lambda, float scale, double *loss_sums)
+{
+    struct block_run r = model_block_run(m, b->batch * b->seq);
+    CHECK(m->lim.train && b->passes <= m->lim.passes && b->targets);
+    model_batch_upload(m, b);
+    plain_input(&r, m->tokens, &m->in, b->passes > 1);
+    for (int k = 0; k < b->passes; k++)
+        model_pass_forward(m, b, k, k ? &m->passes[k - 1] : NULL, &m->passes[k]);
+    backward(m, b, lambda, scale, loss_sums);
+}

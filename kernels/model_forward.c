@@ -1,0 +1,214 @@
+/* Forward: input, blocks, readout; and model_forward(), which keeps one pass at a time. */
+#include <stdlib.h>
+
+#include "common/check.h"
+#include "common/mem.h"
+#include "kernels/model_internal.h"
+
+void linear(struct device *d, float *y, const float *x, const float *w, int n, int out, int in,
+    float alpha, float beta)
+{
+    d->ops->matmul(d, 0, 1, n, out, in, alpha, x, in, w, in, beta, y, out);
+}
+
+static size_t dim_bytes(const struct block_run *r)
+{
+    return (size_t)r->n * (size_t)r->c->dim * sizeof(float);
+}
+
+void block_qkv(const struct block_run *r, int layer, struct layer_acts *a)
+{
+    const struct model_config *c = r->c;
+    const struct layer_tensors *w = &r->w->layers[layer];
+    const struct device_ops *o = r->d->ops;
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    o->rmsnorm_fwd(r->d, r->norm, a->rstd1, a->x0, w->input_norm, r->n, c->dim, c->norm_eps);
+    linear(r->d, a->q, r->norm, w->q, r->n, q, c->dim, 1, 0);
+    linear(r->d, a->k, r->norm, w->k, r->n, kv, c->dim, 1, 0);
+    linear(r->d, a->v, r->norm, w->v, r->n, kv, c->dim, 1, 0);
+    o->rope(r->d, a->q, r->positions, r->cos_table, r->sin_table, r->n, c->heads, c->head_dim, 0);
+    o->rope(
+        r->d, a->k, r->positions, r->cos_table, r->sin_table, r->n, c->kv_heads, c->head_dim, 0);
+}
+
+void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next)
+{
+    const struct model_config *c = r->c;
+    const struct layer_tensors *w = &r->w->layers[layer];
+    const struct device_ops *o = r->d->ops;
+    size_t n = (size_t)r->n;
+    o->copy(r->d, a->x1, a->x0, dim_bytes(r));
+    linear(r->d, a->x1, a->att, w->o, r->n, c->dim, c->heads * c->head_dim, c->residual_scale, 1);
+    o->rmsnorm_fwd(r->d, r->norm, a->rstd2, a->x1, w->post_norm, r->n, c->dim, c->norm_eps);
+    linear(r->d, a->gate, r->norm, w->gate, r->n, c->ffn, c->dim, 1, 0);
+    linear(r->d, a->up, r->norm, w->up, r->n, c->ffn, c->dim, 1, 0);
+    o->swiglu_fwd(r->d, r->act, a->gate, a->up, n * (size_t)c->ffn);
+    o->copy(r->d, x_next, a->x1, dim_bytes(r));
+    linear(r->d, x_next, r->act, w->down, r->n, c->dim, c->ffn, c->residual_scale, 1);
+}
+
+void plain_input(const struct block_run *r, const int32_t *tokens, struct input_acts *in, int gate)
+{
+    const struct model_config *c = r->c;
+    const struct device_ops *o = r->d->ops;
+    o->embed_fwd(r->d, in->e, tokens, r->w->embed, r->n, c->dim, c->vocab);
+    if (c->in_norm)
+        o->rmsnorm_fwd(r->d, in->plain, in->rstd_in, in->e, NULL, r->n, c->dim, c->norm_eps);
+    if (!gate)
+        return;
+    if (c->gate_norm)
+        o->rmsnorm_fwd(
+            r->d, in->gate_in, in->rstd_gate, in->plain, NULL, r->n, c->dim, c->norm_eps);
+    linear(r->d, in->g, in->gate_in, r->w->w_g, r->n, c->dim, c->dim, 1, 0);
+}
+
+void fused_input(
+    const struct block_run *r, const struct input_acts *in, struct pass_acts *p, float *out)
+{
+    const struct model_config *c = r->c;
+    const struct device_ops *o = r->d->ops;
+    float *prod = c->out_norm ? p->prod : out;
+    linear(r->d, p->u, p->carried, r->w->w_u, r->n, c->dim, c->dim, 1, 0);
+    o->gate_fwd(r->d, prod, p->u, in->g, (size_t)r->n * (size_t)c->dim);
+    if (c->out_norm)
+        o->rmsnorm_fwd(r->d, out, p->rstd_prod, prod, NULL, r->n, c->dim, c->norm_eps);
+    o->select_rows(r->d, out, p->mask, out, in->plain, r->n, c->dim);
+}
+
+struct block_run model_block_run(struct model *m, int n)
+{
+    return (struct block_run){
+        .d = m->d,
+        .c = &m->c,
+        .w = &m->w,
+        .n = n,
+        .positions = m->positions,
+        .cos_table = m->cos_table,
+        .sin_table = m->sin_table,
+        .norm = m->s.norm,
+        .act = m->s.act,
+    };
+}
+
+/* The carried state and the fused input of pass k > 0, into x (N, D). */
+static void feed_back(struct model *m, const struct block_run *r, const struct model_batch *b,
+    int k, const struct pass_acts *prev, struct pass_acts *p, float *x)
+{
+    const struct device_ops *o = m->d->ops;
+    size_t n = (size_t)r->n, dim = (size_t)m->c.dim, extra = (size_t)(k - 1);
+    const float *noise = NULL;
+    if (b->noise) {
+        o->upload(m->d, m->s.noise, b->noise + extra * n * dim, n * dim * sizeof(float));
+        noise = m->s.noise;
+    }
+    const uint64_t *keys =
+        b->jitter > 0 && b->noise_keys ? b->noise_keys + extra * (size_t)b->batch : NULL;
+    CHECK(noise || keys || !(b->jitter > 0));
+    o->carry_fwd(m->d, p->carried, prev->h, noise, b->jitter, keys, b->batch, b->seq, m->c.dim);
+    o->upload(m->d, p->mask, b->masks + extra * n, n);
+    fused_input(r, &m->in, p, x);
+}
+
+void model_pass_forward(struct model *m, const struct model_batch *b, int k,
+    const struct pass_acts *prev, struct pass_acts *p)
+{
+    const struct device_ops *o = m->d->ops;
+    struct block_run r = model_block_run(m, b->batch * b->seq);
+    struct attn_shape shape = model_attn_shape(m, b);
+    float *x = p->layers[0].x0;
+    if (k == 0)
+        o->copy(m->d, x, m->in.plain, dim_bytes(&r));
+    else
+        feed_back(m, &r, b, k, prev, p, x);
+    for (int l = 0; l < m->c.layers; l++) {
+        struct layer_acts *a = &p->layers[l];
+        block_qkv(&r, l, a);
+        o->attn_fwd(m->d, a->att, a->lse, a->q, a->k, a->v, m->first, &shape);
+        block_finish(&r, l, a, l + 1 < m->c.layers ? p->layers[l + 1].x0 : p->x_out);
+    }
+    o->rmsnorm_fwd(m->d, p->h, p->rstd, p->x_out, m->w.norm, r.n, m->c.dim, m->c.norm_eps);
+}
+
+void model_readout(struct model *m, const float *h, int n, float dscale, float *dh, float *host)
+{
+    const struct device_ops *o = m->d->ops;
+    int dim = m->c.dim, vocab = m->c.vocab;
+    float *logits = m->s.logits;
+    for (int at = 0; at < n; at += m->chunk) {
+        int rows = n - at < m->chunk ? n - at : m->chunk;
+        const float *part = h + (size_t)at * (size_t)dim;
+        linear(m->d, logits, part, m->w.embed, rows, vocab, dim, 1, 0);
+        if (host)
+            o->download(m->d, host + (size_t)at * (size_t)vocab, logits,
+                (size_t)rows * (size_t)vocab * sizeof(float));
+        o->xent(m->d, m->s.losses + at, logits, m->targets + at, rows, vocab, dscale);
+        if (dscale == 0)
+            continue;
+        o->matmul(m->d, 0, 0, rows, dim, vocab, 1, logits, vocab, m->w.embed, dim, 1,
+            dh + (size_t)at * (size_t)dim, dim);
+        o->matmul(m->d, 1, 0, vocab, dim, rows, 1, logits, vocab, part, dim, 1, m->g.embed, dim);
+    }
+}
+
+/* --- model_forward ---------------------------------------------------------------------------- */
+
+/* Host copies of one pass; NULL where not wanted. */
+struct host_copies {
+    float *hidden, *losses, *logits;
+};
+
+static int copies_new(const struct model *m, size_t n, int want, struct host_copies *h)
+{
+    size_t logits;
+    *h = (struct host_copies){NULL, NULL, NULL};
+    if (want & MODEL_WANT_HIDDEN)
+        h->hidden = mem_try_array(n * (size_t)m->c.dim, sizeof(float));
+    if (want & MODEL_WANT_LOSSES)
+        h->losses = mem_try_array(n, sizeof(float));
+    if (want & MODEL_WANT_LOGITS && mem_mul(n, (size_t)m->c.vocab, &logits) == 0)
+        h->logits = mem_try_array(logits, sizeof(float));
+    return (want & MODEL_WANT_HIDDEN && !h->hidden) || (want & MODEL_WANT_LOSSES && !h->losses) ||
+                   (want & MODEL_WANT_LOGITS && !h->logits)
+               ? ERR_NOMEM
+               : 0;
+}
+
+static void copies_free(struct host_copies *h)
+{
+    free(h->hidden);
+    free(h->losses);
+    free(h->logits);
+}
+
+static void copies_fill(struct model *m, const struct pass_acts *p, int n, struct host_copies *h)
+{
+    const struct device_ops *o = m->d->ops;
+    if (h->losses || h->logits)
+        model_readout(m, p->h, n, 0, NULL, h->logits);
+    if (h->losses)
+        o->download(m->d, h->losses, m->s.losses, (size_t)n * sizeof(float));
+    if (h->hidden)
+        o->download(m->d, h->hidden, p->h, (size_t)n * (size_t)m->c.dim * sizeof(float));
+}
+
+int model_forward(struct model *m, const struct model_batch *b, int want,
+    int (*visit)(void *ctx, const struct model_pass *p), void *ctx)
+{
+    struct pass_acts *p = &m->passes[0];
+    struct host_copies h;
+    int n = b->batch * b->seq, rc = copies_new(m, (size_t)n, visit ? want : 0, &h);
+    CHECK(b->targets || !(want & MODEL_WANT_LOSSES));
+    if (rc == 0) {
+        struct block_run r = model_block_run(m, n);
+        model_batch_upload(m, b);
+        plain_input(&r, m->tokens, &m->in, b->passes > 1);
+    }
+    for (int k = 0; rc == 0 && k < b->passes; k++) {
+        model_pass_forward(m, b, k, p, p);
+        copies_fill(m, p, n, &h);
+        struct model_pass pass = {k + 1, h.hidden, h.losses, h.logits};
+        rc = visit ? visit(ctx, &pass) : 0;
+    }
+    copies_free(&h);
+    return rc ? rc : m->d->ops->sync(m->d, NULL);
+}

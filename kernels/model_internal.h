@@ -1,0 +1,157 @@
+/*
+ * Inside the model: what model.c, model_memory.c, model_forward.c, model_backward.c and decode.c
+ * share. Nobody else includes this.
+ *
+ * Shapes: N = B·T rows, D width, Q = heads·hd, KV = kv_heads·hd, F width of the SwiGLU. Every
+ * pointer is device memory inside one of the model's four allocations, unless it says host.
+ */
+#ifndef KERNELS_MODEL_INTERNAL_H
+#define KERNELS_MODEL_INTERNAL_H
+
+#include "kernels/model.h"
+
+/* A run of device memory handed out in 64-byte steps. With base NULL it only measures. */
+struct arena {
+    char *base;
+    size_t used; /* bytes; SIZE_MAX once something overflowed */
+};
+float *arena_floats(struct arena *a, size_t rows, size_t columns);
+int32_t *arena_ints(struct arena *a, size_t count);
+uint8_t *arena_bytes(struct arena *a, size_t count);
+
+/* The tensors of one layer, of the weights or of the gradients. */
+struct layer_tensors {
+    float *input_norm, *q, *k, *v, *o, *post_norm, *gate, *up, *down;
+};
+struct tensors {
+    float *embed, *norm, *w_u, *w_g; /* w_u, w_g NULL without feedback */
+    struct layer_tensors *layers;
+};
+
+/*
+ * What one layer keeps from forward to backward. The normalised inputs and the SwiGLU's output are
+ * not kept: they cost one elementwise sweep to make again.
+ */
+struct layer_acts {
+    float *x0;        /* (N, D) the block's input */
+    float *rstd1;     /* (N) of its first norm */
+    float *q, *k, *v; /* (N, Q), (N, KV), (N, KV), rotated */
+    float *att, *lse; /* (N, Q), (B, heads, T) */
+    float *x1;        /* (N, D) after attention */
+    float *rstd2;     /* (N) */
+    float *gate, *up; /* (N, F) */
+};
+
+struct pass_acts {
+    struct layer_acts *layers; /* without training all layers share one set */
+    float *x_out, *rstd;       /* (N, D) after the last block, and of the final norm (N) */
+    float *h;                  /* (N, D) the state that is read out and carried */
+    float *carried, *u;        /* (N, D) h of the pass before, moved right; W_U carried */
+    float *prod, *rstd_prod;   /* (N, D) u ⊙ σ(g), (N): with out_norm */
+    uint8_t *mask;             /* (N) */
+};
+
+/* The plain input and the gate, the same in every pass. Without its norm a buffer is its source. */
+struct input_acts {
+    float *e, *plain, *rstd_in; /* (N, D) E[x], (N, D) n(E[x]), (N) */
+    float *gate_in, *rstd_gate; /* (N, D) n(plain), (N) */
+    float *g;                   /* (N, D) W_G gate_in */
+};
+
+/* Scratch. Members of one union never live at the same time, and overlap in memory. */
+struct scratch {
+    float *norm;                /* (N, D) a block's normalised input */
+    float *losses;              /* (N) */
+    float *dx, *dh, *dnorm;     /* (N, D) of the residual, of h, of a normalised input */
+    float *dplain, *dg;         /* (N, D) of the plain input and of g, summed over passes */
+    float *norm_work;           /* rmsnorm_bwd */
+    float *act, *dgate, *dup;   /* union: (N, F) */
+    float *datt, *dq, *dk, *dv; /* union: (N, Q), (N, Q), (N, KV), (N, KV) */
+    float *attn_work;           /*   with them: attn_bwd */
+    float *du, *dg_pass;        /* union: (N, D); du becomes the gradient of carried's product */
+    float *dcarried;            /*   with them: (N, D) */
+    float *noise;               /* union: (N, D) given noise */
+    float *logits;              /* union: (chunk, V) */
+};
+
+enum model_block {
+    BLOCK_WEIGHTS,
+    BLOCK_GRADIENTS,
+    BLOCK_ACTIVATIONS,
+    BLOCK_WORKSPACE,
+    BLOCK_COUNT
+};
+
+struct model {
+    struct device *d;
+    struct model_config c;
+    struct model_limits lim;
+    struct weight_table table;
+    void *memory[BLOCK_COUNT];
+    float *params, *grads;
+    struct tensors w, g;
+    struct pass_acts *passes; /* host: lim.passes of them, one without training */
+    struct input_acts in;
+    struct scratch s;
+    float *cos_table, *sin_table;         /* (lim.seq, hd/2) */
+    int32_t *tokens, *targets;            /* (N) */
+    int32_t *positions, *first;           /* (N) of the row's document where doc_mask */
+    int chunk;                            /* rows of logits at a time */
+    int32_t *host_positions, *host_first; /* host: (N) */
+};
+
+/* Most bytes that a chunk of logits may take; rows of such a chunk, at most max_rows. */
+#define LOGITS_BYTES ((size_t)32 << 20)
+int logits_chunk(int vocab, int max_rows);
+
+/* Host side of a model without device memory; then the layout fills pointers from m->memory and
+ * says the sizes. With m->memory all NULL it only measures. */
+int model_shell_new(struct device *d, const struct model_config *c, const struct model_limits *lim,
+    struct model **out, struct err *e);
+void model_layout(struct model *m, struct model_memory *sizes);
+int model_pass_sets(const struct model *m);
+void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l);
+
+/* --- blocks, shared by the model and the decoder ------------------------------------------------
+ */
+
+/* A set of rows on its way through the blocks. */
+struct block_run {
+    struct device *d;
+    const struct model_config *c;
+    const struct tensors *w;
+    int n;                    /* rows */
+    const int32_t *positions; /* (n) */
+    const float *cos_table, *sin_table;
+    float *norm, *act; /* scratch (n, D), (n, F) */
+};
+/* y (n, out) = alpha · x (n, in) wᵀ + beta · y */
+void linear(struct device *d, float *y, const float *x, const float *w, int n, int out, int in,
+    float alpha, float beta);
+void block_qkv(const struct block_run *r, int layer, struct layer_acts *a);
+/* From a->att to the block's output x_next (n, D), which may be a->x0. */
+void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next);
+
+/* The plain input of r->n tokens and, where `gate` is set, the gate; both into `in`. */
+void plain_input(const struct block_run *r, const int32_t *tokens, struct input_acts *in, int gate);
+/* p->carried, in->g → out (n, D): the fused input where p->mask is 1, the plain one elsewhere. */
+void fused_input(
+    const struct block_run *r, const struct input_acts *in, struct pass_acts *p, float *out);
+
+/* --- one pass of a batch ---------------------------------------------------------------------- */
+
+struct attn_shape model_attn_shape(const struct model *m, const struct model_batch *b);
+void model_batch_upload(struct model *m, const struct model_batch *b);
+struct block_run model_block_run(struct model *m, int n);
+/* Pass k (from 0) into p; prev is the pass before (may be p itself). */
+void model_pass_forward(struct model *m, const struct model_batch *b, int k,
+    const struct pass_acts *prev, struct pass_acts *p);
+
+/*
+ * Reads out h (n, D) chunk by chunk: losses into m->s.losses. Where dscale != 0 also the gradients
+ * of dscale · Σ losses: dh (n, D) +=, the embedding's +=. Where host is given logits are copied
+ * there.
+ */
+void model_readout(struct model *m, const float *h, int n, float dscale, float *dh, float *host);
+
+#endif

@@ -1,0 +1,252 @@
+/* Who gets which device memory. One layout, run twice: to measure and to hand out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "kernels/model_internal.h"
+
+#define ARENA_ALIGN 64
+
+static void *arena_take(struct arena *a, size_t rows, size_t columns, size_t element)
+{
+    size_t bytes;
+    if (mem_mul(rows, columns, &bytes) < 0 || mem_mul(bytes, element, &bytes) < 0 ||
+        bytes > SIZE_MAX - ARENA_ALIGN - a->used || a->used == SIZE_MAX) {
+        a->used = SIZE_MAX;
+        return NULL;
+    }
+    void *p = a->base ? a->base + a->used : NULL;
+    a->used += (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+    return p;
+}
+
+float *arena_floats(struct arena *a, size_t rows, size_t columns)
+{
+    return arena_take(a, rows, columns, sizeof(float));
+}
+
+int32_t *arena_ints(struct arena *a, size_t count)
+{
+    return arena_take(a, count, 1, sizeof(int32_t));
+}
+
+uint8_t *arena_bytes(struct arena *a, size_t count)
+{
+    return arena_take(a, count, 1, 1);
+}
+
+int logits_chunk(int vocab, int max_rows)
+{
+    size_t rows = LOGITS_BYTES / ((size_t)vocab * sizeof(float));
+    if (rows < 16)
+        rows = 16;
+    return rows < (size_t)max_rows ? (int)rows : max_rows;
+}
+
+int model_pass_sets(const struct model *m)
+{
+    return m->lim.train ? m->lim.passes : 1;
+}
+
+void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l)
+{
+    size_t q = (size_t)c->heads * (size_t)c->head_dim, dim = (size_t)c->dim;
+    size_t kv = (size_t)c->kv_heads * (size_t)c->head_dim, ffn = (size_t)c->ffn;
+    l->x0 = arena_floats(a, n, dim);
+    l->rstd1 = arena_floats(a, n, 1);
+    l->q = arena_floats(a, n, q);
+    l->k = arena_floats(a, n, kv);
+    l->v = arena_floats(a, n, kv);
+    l->att = arena_floats(a, n, q);
+    l->lse = arena_floats(a, n, (size_t)c->heads);
+    l->x1 = arena_floats(a, n, dim);
+    l->rstd2 = arena_floats(a, n, 1);
+    l->gate = arena_floats(a, n, ffn);
+    l->up = arena_floats(a, n, ffn);
+}
+
+static void pass_take(struct arena *a, const struct model *m, size_t n, struct pass_acts *p)
+{
+    size_t dim = (size_t)m->c.dim;
+    for (int l = 0; l < m->c.layers; l++)
+        if (l == 0 || m->lim.train)
+            layer_acts_take(a, &m->c, n, &p->layers[l]);
+        else
+            p->layers[l] = p->layers[0];
+    p->x_out = arena_floats(a, n, dim);
+    p->rstd = arena_floats(a, n, 1);
+    p->h = arena_floats(a, n, dim);
+    if (!m->c.feedback)
+        return;
+    p->carried = arena_floats(a, n, dim);
+    p->u = arena_floats(a, n, dim);
+    p->mask = arena_bytes(a, n);
+    if (m->c.out_norm) {
+        p->prod = arena_floats(a, n, dim);
+        p->rstd_prod = arena_floats(a, n, 1);
+    }
+}
+
+static void input_take(
+    struct arena *a, const struct model_config *c, size_t n, struct input_acts *in)
+{
+    size_t dim = (size_t)c->dim;
+    in->e = arena_floats(a, n, dim);
+    in->plain = in->e;
+    if (c->in_norm) {
+        in->plain = arena_floats(a, n, dim);
+        in->rstd_in = arena_floats(a, n, 1);
+    }
+    if (!c->feedback)
+        return;
+    in->gate_in = in->plain;
+    if (c->gate_norm) {
+        in->gate_in = arena_floats(a, n, dim);
+        in->rstd_gate = arena_floats(a, n, 1);
+    }
+    in->g = arena_floats(a, n, dim);
+}
+
+/* The union: each member starts at the same place; the arena ends behind the largest. */
+static void union_mlp(struct arena *a, const struct model *m, size_t n, struct scratch *s)
+{
+    size_t ffn = (size_t)m->c.ffn;
+    s->act = arena_floats(a, n, ffn);
+    if (m->lim.train) {
+        s->dgate = arena_floats(a, n, ffn);
+        s->dup = arena_floats(a, n, ffn);
+    }
+}
+
+static void union_attn(struct arena *a, const struct model *m, size_t n, struct scratch *s)
+{
+    const struct model_config *c = &m->c;
+    size_t q = (size_t)c->heads * (size_t)c->head_dim;
+    size_t kv = (size_t)c->kv_heads * (size_t)c->head_dim;
+    struct attn_shape shape = {m->lim.batch, m->lim.seq, c->heads, c->kv_heads, c->head_dim};
+    if (!m->lim.train)
+        return;
+    s->datt = arena_floats(a, n, q);
+    s->dq = arena_floats(a, n, q);
+    s->dk = arena_floats(a, n, kv);
+    s->dv = arena_floats(a, n, kv);
+    s->attn_work = arena_floats(a, m->d->ops->attn_bwd_work(m->d, &shape), 1);
+}
+
+static void union_fusion(struct arena *a, const struct model *m, size_t n, struct scratch *s)
+{
+    size_t dim = (size_t)m->c.dim;
+    if (!m->lim.train || !m->c.feedback)
+        return;
+    s->du = arena_floats(a, n, dim);
+    s->dg_pass = arena_floats(a, n, dim);
+    s->dcarried = arena_floats(a, n, dim);
+}
+
+static void union_noise(struct arena *a, const struct model *m, size_t n, struct scratch *s)
+{
+    if (m->c.feedback)
+        s->noise = arena_floats(a, n, (size_t)m->c.dim);
+}
+
+static void union_logits(struct arena *a, const struct model *m, size_t n, struct scratch *s)
+{
+    (void)n;
+    s->logits = arena_floats(a, (size_t)m->chunk, (size_t)m->c.vocab);
+}
+
+static void scratch_take(struct arena *a, const struct model *m, size_t n, struct scratch *s)
+{
+    static void (*const members[])(struct arena *, const struct model *, size_t,
+        struct scratch *) = {union_mlp, union_attn, union_fusion, union_noise, union_logits};
+    size_t dim = (size_t)m->c.dim;
+    s->norm = arena_floats(a, n, dim);
+    s->losses = arena_floats(a, n, 1);
+    if (m->lim.train) {
+        s->dx = arena_floats(a, n, dim);
+        s->dh = arena_floats(a, n, dim);
+        s->dnorm = arena_floats(a, n, dim);
+        s->dplain = arena_floats(a, n, dim);
+        s->dg = m->c.feedback ? arena_floats(a, n, dim) : NULL;
+        s->norm_work = arena_floats(a, m->d->ops->rmsnorm_bwd_work(m->d, (int)n, m->c.dim), 1);
+    }
+    size_t end = a->used;
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        struct arena member = *a;
+        members[i](&member, m, n, s);
+        end = member.used > end ? member.used : end;
+    }
+    a->used = end;
+}
+
+static void tensors_point(const struct model *m, float *flat, struct tensors *t)
+{
+    const struct weight *w = m->table.items;
+    if (!flat)
+        return;
+    t->embed = flat + w[weight_embed()].offset;
+    t->norm = flat + w[weight_norm(&m->c)].offset;
+    if (m->c.feedback) {
+        t->w_u = flat + w[weight_w_u(&m->c)].offset;
+        t->w_g = flat + w[weight_w_g(&m->c)].offset;
+    }
+    for (int l = 0; l < m->c.layers; l++) {
+        struct layer_weights i = weight_layer(&m->c, l);
+        t->layers[l] = (struct layer_tensors){
+            .input_norm = flat + w[i.input_norm].offset,
+            .q = flat + w[i.q].offset,
+            .k = flat + w[i.k].offset,
+            .v = flat + w[i.v].offset,
+            .o = flat + w[i.o].offset,
+            .post_norm = flat + w[i.post_norm].offset,
+            .gate = flat + w[i.gate].offset,
+            .up = flat + w[i.up].offset,
+            .down = flat + w[i.down].offset,
+        };
+    }
+}
+
+void model_layout(struct model *m, struct model_memory *sizes)
+{
+    struct arena a[BLOCK_COUNT];
+    size_t n = (size_t)m->lim.batch * (size_t)m->lim.seq, half = (size_t)m->c.head_dim / 2;
+    for (int i = 0; i < BLOCK_COUNT; i++)
+        a[i] = (struct arena){m->memory[i], 0};
+    m->params = arena_floats(&a[BLOCK_WEIGHTS], (size_t)m->table.total, 1);
+    tensors_point(m, m->params, &m->w);
+    if (m->lim.train)
+        m->grads = arena_floats(&a[BLOCK_GRADIENTS], (size_t)m->table.total, 1);
+    tensors_point(m, m->grads, &m->g);
+
+    size_t per_pass = 0;
+    for (int k = 0; k < model_pass_sets(m); k++) {
+        pass_take(&a[BLOCK_ACTIVATIONS], m, n, &m->passes[k]);
+        per_pass = k == 0 ? a[BLOCK_ACTIVATIONS].used : per_pass;
+    }
+    struct arena *work = &a[BLOCK_WORKSPACE];
+    input_take(work, &m->c, n, &m->in);
+    m->cos_table = arena_floats(work, (size_t)m->lim.seq, half);
+    m->sin_table = arena_floats(work, (size_t)m->lim.seq, half);
+    m->tokens = arena_ints(work, n);
+    m->targets = arena_ints(work, n);
+    m->positions = arena_ints(work, n);
+    m->first = arena_ints(work, n);
+    scratch_take(work, m, n, &m->s);
+    *sizes = (struct model_memory){
+        .weights = a[BLOCK_WEIGHTS].used,
+        .gradients = a[BLOCK_GRADIENTS].used,
+        .activations_per_pass = per_pass,
+        .workspace = work->used,
+    };
+}
+
+void model_memory_estimate(struct device *d, const struct model_config *c,
+    const struct model_limits *lim, struct model_memory *out)
+{
+    struct model *m;
+    memset(out, 0, sizeof *out);
+    if (model_shell_new(d, c, lim, &m, NULL) < 0)
+        return; /* model_new() says why */
+    model_layout(m, out);
+    model_free(&m);
+}
