@@ -1,0 +1,523 @@
+#include "trainer/loop.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "common/bus.h"
+#include "common/checkpoint.h"
+#include "common/clock.h"
+#include "common/fs.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/rundir.h"
+#include "trainer/control.h"
+#include "trainer/feed.h"
+#include "trainer/saver.h"
+#include "trainer/worker.h"
+
+#define EXIT_INPUT      1
+#define EXIT_DO_NOT     100
+#define EXIT_RESTART    111
+#define GIVE_UP_SECONDS 60 /* scheduler gone for so long */
+#define LEAVE_SECONDS   20 /* leaving may take so long, then the process ends by force */
+#define STEPS_AHEAD     4
+#define FEED_BYTE_CAP   (64u << 20)
+#define FEED_RETRY_MS   2000
+#define WAIT_MS         250 /* longest sleep of the loop */
+
+struct trainer {
+    struct rundir run;
+    char *checkpoints;
+    struct bus *bus;
+    struct control *control;
+    struct feed *feed;
+    struct worker *worker;
+    struct saver *saver;
+    int signal_fd;
+
+    uint32_t epoch;  /* run epoch of the loaded state; 0: nothing loaded yet */
+    int64_t step;    /* the next one to run */
+    int64_t ready;   /* the step READY was sent for, or −1 */
+    int64_t granted; /* the step that may run, or −1 */
+    int save_after_grant;
+    int64_t save_at;           /* CHECKPOINT: when so many steps are done; −1 none */
+    struct saver_result saved; /* the last result; step −1 none */
+    double saver_wait;         /* seconds spent waiting for the save before */
+    double idle_since;         /* the end of the last step, or of loading */
+    int leaving;               /* the loop ends with `status` */
+    int status;
+    char reason[1024]; /* for BYE */
+};
+
+static void leave(struct trainer *t, int status, const char *reason)
+{
+    t->leaving = 1;
+    t->status = status;
+    snprintf(t->reason, sizeof t->reason, "%s", reason);
+}
+
+/* What an error means for the process: outside trouble that may pass, or something only a person
+ * can put right. */
+static int status_of(int code)
+{
+    switch (code) {
+    case ERR_IO:
+    case ERR_NOMEM:
+    case ERR_TIMEOUT:
+        return EXIT_RESTART;
+    default:
+        return EXIT_DO_NOT;
+    }
+}
+
+/* -- what goes to the scheduler ------------------------------------------------------------- */
+
+/* JSON has no infinities: what is not finite is null. */
+static json_t *json_number_or_null(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *json_hex(uint64_t x)
+{
+    char text[17];
+    snprintf(text, sizeof text, "%016" PRIx64, x);
+    return json_string(text);
+}
+
+static void send_step(
+    struct trainer *t, const struct worker_report *r, double seconds, double wait_seconds)
+{
+    json_t *losses = json_array();
+    for (int k = 0; k < r->passes; k++)
+        json_array_append_new(losses, json_number_or_null(r->losses[k]));
+    control_send(t->control, WIRE_STEP, t->epoch,
+        json_pack("{s:I, s:i, s:o, s:o, s:o, s:f, s:b, s:I, s:i, s:f, s:f, s:o, s:o}", "step",
+            (json_int_t)r->step, "passes", r->passes, "losses", losses, "total",
+            json_number_or_null(r->total), "grad_norm", json_number_or_null(r->grad_norm), "lr",
+            r->lr, "skipped", r->skipped, "tokens", (json_int_t)r->tokens, "rows", r->rows,
+            "seconds", seconds, "wait_seconds", wait_seconds, "ids", json_hex(r->digest.ids),
+            "content", json_hex(r->digest.content)));
+}
+
+static void send_saved(struct trainer *t, const struct saver_result *r)
+{
+    json_t *j;
+    if (r->err.code) {
+        j = json_pack("{s:I, s:s}", "step", (json_int_t)r->step, "error", r->err.msg);
+    } else {
+        json_t *files = json_array();
+        for (int i = 0; i < SAVER_FILES; i++)
+            json_array_append_new(
+                files, json_pack("{s:s, s:I, s:s}", "name", r->files[i].name, "bytes",
+                           (json_int_t)r->files[i].bytes, "sha256", r->files[i].sha256));
+        j = json_pack("{s:I, s:o, s:f, s:f}", "step", (json_int_t)r->step, "files", files,
+            "stall_seconds", r->stall_seconds, "write_seconds", r->write_seconds);
+    }
+    control_send(t->control, WIRE_SAVED, r->run_epoch, j);
+}
+
+/* -- checkpoints ---------------------------------------------------------------------------- */
+
+static void poll_saver(struct trainer *t, int timeout_ms)
+{
+    struct saver_result r;
+    if (!saver_poll(t->saver, timeout_ms, &r))
+        return;
+    r.stall_seconds += t->saver_wait;
+    if (r.err.code)
+        log_error("checkpoint failed", "step=%" PRId64 " error=\"%s\"", r.step, r.err.msg);
+    else
+        log_info("checkpoint written", "step=%" PRId64 " stall_ms=%.1f write_ms=%.1f", r.step,
+            1e3 * r.stall_seconds, 1e3 * r.write_seconds);
+    t->saved = r;
+    send_saved(t, &r);
+}
+
+static int stop_signalled(const struct trainer *t)
+{
+    struct pollfd p = {.fd = t->signal_fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
+/* Asked between micro-batches: the step is void when a newer epoch has begun, and unwanted after a
+ * signal. */
+static int step_is_void(void *ctx)
+{
+    const struct trainer *t = ctx;
+    return control_epoch(t->control) != t->epoch || stop_signalled(t);
+}
+
+/* Saves the state after t->step steps; waits for the save before, if it is still running. */
+static void save(struct trainer *t)
+{
+    struct saver_source src = worker_source(t->worker);
+    struct err e = {0};
+    double start = clock_seconds();
+    t->save_at = -1;
+    while (saver_busy(t->saver)) {
+        if (step_is_void(t))
+            return;
+        poll_saver(t, WAIT_MS);
+    }
+    t->saver_wait = clock_seconds() - start;
+    if (saver_begin(t->saver, &src, t->step, t->epoch, &e) < 0) {
+        t->saved = (struct saver_result){.step = t->step, .run_epoch = t->epoch, .err = e};
+        log_error("checkpoint failed", "step=%" PRId64 " error=\"%s\"", t->step, e.msg);
+        send_saved(t, &t->saved);
+    }
+}
+
+/* -- messages of the scheduler ---------------------------------------------------------------- */
+
+static int json_step(const json_t *j, int64_t *out)
+{
+    const json_t *v = json_object_get(j, "step");
+    if (!json_is_integer(v) || json_integer_value(v) < 0)
+        return 0;
+    *out = json_integer_value(v);
+    return 1;
+}
+
+/* Loads what WELCOME or RELOAD names: a checkpoint of our own directory, or fresh weights. */
+static int load_state(struct trainer *t, const json_t *j, struct err *e)
+{
+    const json_t *name = json_object_get(j, "checkpoint");
+    int64_t step = -1;
+    if (!json_step(j, &step) || step > t->run.plan.c.train.steps)
+        return err_set(e, ERR_INPUT, "scheduler: names no step of the plan to continue at");
+    if (!name || json_is_null(name)) {
+        if (step != 0)
+            return err_set(e, ERR_INPUT,
+                "scheduler: fresh weights at step %" PRId64 ", expected a checkpoint", step);
+        t->step = 0;
+        return worker_load_fresh(t->worker, e);
+    }
+    if (!json_is_string(name) || checkpoint_step(json_string_value(name)) != step)
+        return err_set(e, ERR_INPUT,
+            "scheduler: checkpoint is not the one of step %" PRId64 " it is to continue at", step);
+    char *dir = mem_printf("%s/%s", t->checkpoints, json_string_value(name));
+    int rc = worker_load(t->worker, dir, step, e);
+    free(dir);
+    t->step = step;
+    return rc;
+}
+
+/* WELCOME and RELOAD: under a newer run epoch everything held is void. */
+static int on_load(struct trainer *t, const struct message *m, const json_t *j, struct err *e)
+{
+    if (m->head.run_epoch <= t->epoch)
+        return 0; /* an answer to a HELLO sent twice */
+    int rc = load_state(t, j, e);
+    if (rc < 0)
+        return rc;
+    t->epoch = m->head.run_epoch;
+    t->ready = t->granted = t->save_at = -1;
+    t->saved.step = -1;
+    feed_restart(t->feed, t->epoch, t->step);
+    t->idle_since = clock_seconds();
+    const char *name = json_string_value(json_object_get(j, "checkpoint"));
+    const char *reason = json_string_value(json_object_get(j, "reason"));
+    log_info("state loaded", "run_epoch=%u step=%" PRId64 " checkpoint=%s reason=\"%s\"", t->epoch,
+        t->step, name ? name : "none", reason ? reason : "welcome");
+    return 0;
+}
+
+static int on_grant(struct trainer *t, const struct message *m, const json_t *j, struct err *e)
+{
+    int64_t step = -1;
+    (void)m;
+    (void)e;
+    if (!json_step(j, &step) || step != t->step) {
+        log_warn("grant ignored", "step=%" PRId64 " expected=%" PRId64, step, t->step);
+        return 0;
+    }
+    t->granted = step;
+    t->save_after_grant = json_is_true(json_object_get(j, "checkpoint"));
+    return 0;
+}
+
+static int on_checkpoint(struct trainer *t, const struct message *m, const json_t *j, struct err *e)
+{
+    int64_t step = -1;
+    (void)m;
+    (void)e;
+    if (!json_step(j, &step) || step < t->step) {
+        log_warn("checkpoint request ignored", "step=%" PRId64 " done=%" PRId64, step, t->step);
+        return 0;
+    }
+    t->save_at = step;
+    return 0;
+}
+
+static int on_finish(struct trainer *t, const struct message *m, const json_t *j, struct err *e)
+{
+    const char *reason = json_string_value(json_object_get(j, "reason"));
+    (void)m;
+    (void)e;
+    log_info("finished", "step=%" PRId64 " reason=\"%s\"", t->step, reason ? reason : "");
+    leave(t, 0, "finished");
+    return 0;
+}
+
+static const struct handler {
+    int type;
+    int (*handle)(struct trainer *t, const struct message *m, const json_t *j, struct err *e);
+} handlers[] = {
+    {WIRE_WELCOME, on_load},
+    {WIRE_RELOAD, on_load},
+    {WIRE_GRANT, on_grant},
+    {WIRE_CHECKPOINT, on_checkpoint},
+    {WIRE_FINISH, on_finish},
+};
+
+static int dispatch(struct trainer *t, const struct message *m, struct err *e)
+{
+    for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++) {
+        if (handlers[i].type != m->head.type)
+            continue;
+        json_t *j = message_json(m, e);
+        if (!j) {
+            log_warn("bad message dropped", "error=\"%s\"", e->msg);
+            return 0;
+        }
+        /* Before the first load, and of an epoch that is not the loaded one, only a load means
+         * something. */
+        int loads = handlers[i].handle == on_load;
+        int rc = 0;
+        if (loads || m->head.type == WIRE_FINISH || m->head.run_epoch == t->epoch)
+            rc = handlers[i].handle(t, m, j, e);
+        json_decref(j);
+        return rc;
+    }
+    return 0;
+}
+
+static int take_messages(struct trainer *t, struct err *e)
+{
+    for (;;) {
+        struct message m;
+        int rc = control_next(t->control, &m, e);
+        if (rc <= 0)
+            return rc;
+        rc = dispatch(t, &m, e);
+        message_release(&m);
+        if (rc < 0)
+            return rc;
+    }
+}
+
+/* -- the loop ------------------------------------------------------------------------------- */
+
+static void run_step(struct trainer *t)
+{
+    struct worker_report r;
+    double start = clock_seconds(), waited = start - t->idle_since;
+    t->granted = -1;
+    if (!worker_step(t->worker, t->feed, t->step, step_is_void, t, &r))
+        return;
+    t->idle_since = clock_seconds();
+    if (r.skipped)
+        log_warn("update skipped", "step=%" PRId64 " grad_norm=%g loss=%g", r.step, r.grad_norm,
+            r.total);
+    send_step(t, &r, t->idle_since - start, waited);
+    feed_done(t->feed, t->step);
+    t->step++;
+    if (t->save_after_grant)
+        t->save_at = t->step;
+}
+
+/* A save that is due: again only if it failed before; otherwise the scheduler hears the result once
+ * more. */
+static void save_if_due(struct trainer *t)
+{
+    if (t->save_at != t->step || t->epoch == 0)
+        return;
+    if (t->saved.step != t->step || t->saved.err.code) {
+        save(t);
+        return;
+    }
+    t->save_at = -1;
+    send_saved(t, &t->saved);
+}
+
+static void announce_ready(struct trainer *t)
+{
+    if (t->epoch == 0 || t->ready == t->step || !feed_ready(t->feed, t->step))
+        return;
+    t->ready = t->step;
+    control_send(t->control, WIRE_READY, t->epoch, json_pack("{s:I}", "step", (json_int_t)t->step));
+}
+
+static int sleep_until_something(struct trainer *t, struct err *e)
+{
+    struct bus_poll items[] = {{.fd = t->signal_fd}, {.fd = control_fd(t->control)},
+        {.fd = saver_fd(t->saver)}, {.ep = feed_endpoint(t->feed), .fd = -1}};
+    int rc = bus_wait(items, sizeof items / sizeof *items, WAIT_MS, e);
+    return rc < 0 ? rc : 0;
+}
+
+static int turn(struct trainer *t, struct err *e)
+{
+    int rc = take_messages(t, e);
+    if (rc == 0)
+        rc = feed_pump(t->feed, e);
+    if (rc < 0 || t->leaving)
+        return rc;
+    poll_saver(t, 0);
+    save_if_due(t);
+    announce_ready(t);
+    if (t->granted >= 0 && t->granted == t->step && feed_ready(t->feed, t->step)) {
+        run_step(t);
+        return 0;
+    }
+    return sleep_until_something(t, e);
+}
+
+static int loop(struct trainer *t, struct err *e)
+{
+    while (!t->leaving) {
+        if (stop_signalled(t)) {
+            log_info("asked to leave by a signal", "step=%" PRId64, t->step);
+            leave(t, 0, "asked to leave by a signal");
+            break;
+        }
+        int rc = turn(t, e);
+        if (rc < 0)
+            leave(t, status_of(rc), e->msg);
+    }
+    return t->status;
+}
+
+/* -- opening and closing -------------------------------------------------------------------- */
+
+/* Signals are read from a descriptor; a broken pipe is an error code. Before any thread starts. */
+static int open_signals(struct trainer *t, struct err *e)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    signal(SIGPIPE, SIG_IGN);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+        return err_errno(e, "signals");
+    t->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return t->signal_fd < 0 ? err_errno(e, "signals") : 0;
+}
+
+static int open_worker(struct trainer *t, const struct loop_settings *s, struct err *e)
+{
+    struct worker_settings w = {.plan = &t->run.plan,
+        .threads = t->run.config.process.trainer_threads,
+        .rank = s->rank,
+        .world = s->world};
+    int rc = worker_new(&w, &t->worker, e);
+    if (rc < 0)
+        return rc;
+    struct saver_settings saver = {.root = t->checkpoints,
+        .plan_hash = t->run.plan.hash,
+        .rank = s->rank,
+        .world = s->world,
+        .table = worker_weights(t->worker)};
+    return saver_new(&saver, &t->saver, e);
+}
+
+static int open_sockets(struct trainer *t, const struct loop_settings *s, struct err *e)
+{
+    struct feed_settings feed = {.plan = &t->run.plan,
+        .rank = s->rank,
+        .world = s->world,
+        .steps_ahead = STEPS_AHEAD,
+        .byte_cap = FEED_BYTE_CAP,
+        .retry_ms = FEED_RETRY_MS};
+    struct member_id id = {.role = "trainer",
+        .rank = s->rank,
+        .world = s->world,
+        .give_up_seconds = GIVE_UP_SECONDS,
+        .run = &t->run};
+    char *sock = rundir_path(&t->run, "%s", RUNDIR_LOADER_SOCK), identity[32];
+    snprintf(identity, sizeof identity, "trainer-%d", s->rank);
+    int rc = bus_new(&t->bus, e);
+    if (rc == 0)
+        rc = feed_new(t->bus, sock, identity, &feed, &t->feed, e);
+    if (rc == 0)
+        rc = control_start(t->bus, &id, &t->control, e);
+    free(sock);
+    return rc;
+}
+
+static void log_memory(const struct trainer *t)
+{
+    struct worker_memory m;
+    const double mib = 1.0 / (1 << 20);
+    worker_memory(t->worker, &m);
+    log_info("memory planned",
+        "weights_mib=%.1f gradients_mib=%.1f activations_mib=%.1f passes=%d workspace_mib=%.1f "
+        "moments_mib=%.1f checkpoint_staging_mib=%.1f feed_mib=%.1f",
+        (double)m.model.weights * mib, (double)m.model.gradients * mib,
+        (double)m.model.activations_per_pass * m.passes * mib, m.passes,
+        (double)m.model.workspace * mib, (double)m.moments * mib,
+        (double)saver_staging_bytes(worker_weights(t->worker)) * mib,
+        (double)feed_memory_bytes(t->feed) * mib);
+    log_info("feed credit", "steps_ahead=%d byte_cap=%u", STEPS_AHEAD, FEED_BYTE_CAP);
+}
+
+static int open_trainer(struct trainer *t, const struct loop_settings *s, struct err *e)
+{
+    int rc = open_signals(t, e);
+    if (rc == 0)
+        rc = fs_mkdir_p(t->checkpoints, 0755, e);
+    if (rc == 0)
+        rc = open_worker(t, s, e);
+    if (rc == 0)
+        rc = open_sockets(t, s, e);
+    if (rc < 0)
+        return rc;
+    log_info("ready", "run=%s plan=%.12s parameters=%" PRId64 " threads=%d pid=%d", t->run.path,
+        t->run.plan.hash, model_config_params(&t->run.plan.c.model), worker_threads(t->worker),
+        (int)getpid());
+    log_memory(t);
+    return 0;
+}
+
+static void close_trainer(struct trainer *t)
+{
+    alarm(LEAVE_SECONDS); /* SIGALRM is not blocked: whatever hangs below ends then */
+    control_stop(&t->control, t->reason);
+    feed_free(&t->feed);
+    saver_free(&t->saver);
+    worker_free(&t->worker);
+    if (t->bus)
+        bus_free(&t->bus);
+    if (t->signal_fd >= 0)
+        close(t->signal_fd);
+    free(t->checkpoints);
+    rundir_release(&t->run);
+}
+
+int loop_run(const struct loop_settings *settings, struct err *e)
+{
+    struct trainer t = {.signal_fd = -1, .ready = -1, .granted = -1, .save_at = -1};
+    t.saved.step = -1;
+    if (settings->world != 1) {
+        err_set(e, ERR_UNSUPPORTED,
+            "--world %d: several ranks come with the collectives, expected --world 1",
+            settings->world);
+        return EXIT_INPUT;
+    }
+    if (rundir_open(settings->run_dir, &t.run, e) < 0)
+        return EXIT_INPUT;
+    t.checkpoints = rundir_path(&t.run, "checkpoints");
+    int rc = open_trainer(&t, settings, e);
+    int status = rc < 0 ? status_of(rc) : loop(&t, e);
+    close_trainer(&t);
+    return status;
+}

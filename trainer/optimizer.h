@@ -1,0 +1,75 @@
+/*
+ * The optimizer: AdamW over the flat parameters, by weight group.
+ *
+ *  - WEIGHT_MATRIX is decayed, WEIGHT_VECTOR is not.
+ *  - WEIGHT_FUSION has its own learning-rate scale and no decay, and takes no part in 1-pass steps:
+ * such a step has no gradient for it, so neither the weights, nor the moments, nor its count of
+ * updates move.
+ *  - The gradient is clipped by its global norm, taken over the tensors that take part: a sum of
+ * squares per tensor, added in table order, in double.
+ *  - A norm that is not finite leaves everything as it was, and is reported.
+ *
+ * Owns the moments m and v on the device, laid out as the parameters. Not thread-safe. Nothing is
+ * allocated after optimizer_new(). Deterministic as far as the device is.
+ */
+#ifndef TRAINER_OPTIMIZER_H
+#define TRAINER_OPTIMIZER_H
+
+#include <stdint.h>
+
+#include "common/err.h"
+#include "common/safetensors.h"
+#include "kernels/device.h"
+#include "kernels/weights.h"
+
+#define OPTIMIZER_GROUPS (WEIGHT_FUSION + 1)
+
+struct optimizer;
+
+struct optimizer_settings {
+    double beta1, beta2, eps, weight_decay;
+    double clip_norm;       /* 0: never clip */
+    double fusion_lr_scale; /* times the learning rate, for WEIGHT_FUSION */
+};
+
+struct optimizer_result {
+    double grad_norm; /* before clipping; may be infinite or NaN */
+    int skipped;      /* 1: the norm was not finite and nothing moved */
+};
+
+/* The table stays the caller's and must outlive the optimizer. */
+int optimizer_new(struct device *d, const struct weight_table *table,
+    const struct optimizer_settings *settings, struct optimizer **out, struct err *e);
+void optimizer_free(struct optimizer **o);
+
+/* One update of `params` from `grads` (device, table->total floats) at learning rate lr; passes of
+ * the step. */
+void optimizer_update(struct optimizer *o, float *params, const float *grads, double lr, int passes,
+    struct optimizer_result *out);
+
+/* Moments on the device, and how often a group has been updated. */
+const float *optimizer_m(const struct optimizer *o);
+const float *optimizer_v(const struct optimizer *o);
+int64_t optimizer_updates(const struct optimizer *o, enum weight_group group);
+
+/* Back to the state of optimizer_new(). */
+void optimizer_reset(struct optimizer *o);
+
+/*
+ * Saving: tensors "m.<name>" and "v.<name>" that point into host copies of the moments (out and
+ * names: 2 · count entries), and the counts as text for the metadata: NULL-terminated pairs in
+ * `meta`.
+ */
+void optimizer_as_tensors(const struct weight_table *table, const float *m, const float *v,
+    struct st_tensor *out, char (*names)[128]);
+
+struct optimizer_meta {
+    char values[OPTIMIZER_GROUPS][24];
+    const char *pairs[2 * OPTIMIZER_GROUPS + 1];
+};
+void optimizer_meta_make(const int64_t updates[OPTIMIZER_GROUPS], struct optimizer_meta *out);
+
+/* Reads what the two above wrote; on failure the state is undefined (reset or load again). */
+int optimizer_load(struct optimizer *o, const struct safetensors *st, struct err *e);
+
+#endif

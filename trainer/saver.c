@@ -1,0 +1,252 @@
+#include "trainer/saver.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/fs.h"
+#include "common/hash.h"
+#include "common/mem.h"
+#include "common/safetensors.h"
+
+struct saver {
+    char *root, *plan_hash;
+    int rank, world;
+    const struct weight_table *table;
+    float *params, *m, *v; /* staging: host copies, table->total floats each */
+    int64_t updates[OPTIMIZER_GROUPS];
+    struct st_tensor *tensors; /* 2 · count: room for the optimizer's */
+    char (*names)[128];
+    int event_fd;
+    int busy;
+    pthread_t thread;
+    struct saver_result result; /* the thread's until it has signalled event_fd */
+};
+
+size_t saver_staging_bytes(const struct weight_table *table)
+{
+    size_t bytes;
+    CHECK(mem_mul((size_t)table->total, 3 * sizeof(float), &bytes) == 0);
+    return bytes;
+}
+
+int saver_new(const struct saver_settings *settings, struct saver **out, struct err *e)
+{
+    struct saver *s = mem_array(1, sizeof *s);
+    size_t total = (size_t)settings->table->total, count = (size_t)settings->table->count;
+    int rc = 0;
+    s->root = mem_strdup(settings->root);
+    s->plan_hash = mem_strdup(settings->plan_hash);
+    s->rank = settings->rank;
+    s->world = settings->world;
+    s->table = settings->table;
+    s->tensors = mem_array(2 * count, sizeof *s->tensors);
+    s->names = mem_array(2 * count, sizeof *s->names);
+    s->params = mem_try_array(total, sizeof(float));
+    s->m = mem_try_array(total, sizeof(float));
+    s->v = mem_try_array(total, sizeof(float));
+    s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!s->params || !s->m || !s->v)
+        rc = err_set(e, ERR_NOMEM, "saver: no memory for %zu bytes of staging",
+            saver_staging_bytes(s->table));
+    else if (s->event_fd < 0)
+        rc = err_errno(e, "saver: eventfd");
+    if (rc == 0) { /* touch the pages now, so that the first save does not wait for them */
+        memset(s->params, 0, total * sizeof(float));
+        memset(s->m, 0, total * sizeof(float));
+        memset(s->v, 0, total * sizeof(float));
+    }
+    if (rc < 0) {
+        saver_free(&s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void saver_free(struct saver **ps)
+{
+    struct saver *s = *ps;
+    if (!s)
+        return;
+    if (s->busy)
+        pthread_join(s->thread, NULL);
+    if (s->event_fd >= 0)
+        close(s->event_fd);
+    free(s->v);
+    free(s->m);
+    free(s->params);
+    free(s->names);
+    free(s->tensors);
+    free(s->plan_hash);
+    free(s->root);
+    free(s);
+    *ps = NULL;
+}
+
+/* -- the writing thread ------------------------------------------------------------------- */
+
+/* One file of the checkpoint: what goes in, under which name. */
+struct part {
+    char name[64];
+    int count;
+    const char *meta[16];
+};
+
+static int write_file(const struct saver *s, const char *dir, const struct part *p,
+    struct checkpoint_file *out, struct err *e)
+{
+    char *path = mem_printf("%s/%s", dir, p->name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    int rc = fd < 0 ? err_errno(e, "%s", path) : 0;
+    if (rc == 0)
+        rc = safetensors_write(fd, path, s->tensors, p->count, p->meta, e);
+    if (rc == 0 && fsync(fd) < 0)
+        rc = err_errno(e, "%s: fsync", path);
+    if (fd >= 0 && close(fd) < 0 && rc == 0)
+        rc = err_errno(e, "%s: close", path);
+    if (rc == 0)
+        rc = hash_sha256_file(path, out->sha256, &out->bytes, e);
+    snprintf(out->name, sizeof out->name, "%s", p->name);
+    free(path);
+    return rc;
+}
+
+static int write_model(struct saver *s, const char *dir, const char *step_text, struct err *e)
+{
+    struct part p = {.name = "model.safetensors",
+        .count = s->table->count,
+        .meta = {"format", "pt", "step", step_text, "plan_hash", s->plan_hash}};
+    weights_as_tensors(s->table, s->params, "", s->tensors, s->names);
+    return write_file(s, dir, &p, &s->result.files[0], e);
+}
+
+static int write_optimizer(struct saver *s, const char *dir, const char *step_text, struct err *e)
+{
+    struct part p = {.count = 2 * s->table->count,
+        .meta = {"format", "pt", "step", step_text, "plan_hash", s->plan_hash}};
+    struct optimizer_meta counts;
+    int at = 6;
+    optimizer_meta_make(s->updates, &counts);
+    for (int i = 0; counts.pairs[i]; i++)
+        p.meta[at++] = counts.pairs[i];
+    CHECK(at < (int)(sizeof p.meta / sizeof *p.meta));
+    snprintf(p.name, sizeof p.name, "optimizer-%05d-of-%05d.safetensors", s->rank, s->world);
+    optimizer_as_tensors(s->table, s->m, s->v, s->tensors, s->names);
+    return write_file(s, dir, &p, &s->result.files[1], e);
+}
+
+/* Moves the finished temporary directory to its name, over what an earlier epoch left uncommitted.
+ */
+static int publish(const char *tmp, const char *final, struct err *e)
+{
+    char *manifest = mem_printf("%s/MANIFEST.json", final);
+    int rc = 0;
+    if (fs_exists(manifest))
+        rc = err_set(e, ERR_STATE, "%s: already committed, refusing to replace it", final);
+    if (rc == 0)
+        rc = fs_remove_tree(final, e);
+    if (rc == 0)
+        rc = fs_rename_durable(tmp, final, e);
+    free(manifest);
+    return rc;
+}
+
+static int save(struct saver *s, struct err *e)
+{
+    char name[32], step_text[24];
+    checkpoint_name(s->result.step, name);
+    snprintf(step_text, sizeof step_text, "%" PRId64, s->result.step);
+    char *final = mem_printf("%s/%s", s->root, name), *tmp = mem_printf("%s.tmp", final);
+    int rc = fs_remove_tree(tmp, e);
+    if (rc == 0 && mkdir(tmp, 0755) < 0)
+        rc = err_errno(e, "mkdir %s", tmp);
+    if (rc == 0)
+        rc = write_model(s, tmp, step_text, e);
+    if (rc == 0)
+        rc = write_optimizer(s, tmp, step_text, e);
+    if (rc == 0)
+        rc = fs_fsync_dir(tmp, e);
+    if (rc == 0)
+        rc = publish(tmp, final, e);
+    if (rc < 0)
+        fs_remove_tree(tmp, NULL);
+    free(tmp);
+    free(final);
+    return rc;
+}
+
+static void *save_main(void *arg)
+{
+    struct saver *s = arg;
+    double start = clock_seconds();
+    s->result.err.code = save(s, &s->result.err);
+    s->result.write_seconds = clock_seconds() - start;
+    uint64_t one = 1;
+    CHECK(write(s->event_fd, &one, sizeof one) == (ssize_t)sizeof one);
+    return NULL;
+}
+
+/* -- the owner's side --------------------------------------------------------------------- */
+
+int saver_begin(struct saver *s, const struct saver_source *src, int64_t step, uint32_t run_epoch,
+    struct err *e)
+{
+    if (s->busy)
+        return err_set(
+            e, ERR_STATE, "saver: step %" PRId64 " is still being written", s->result.step);
+    const struct device_ops *ops = src->device->ops;
+    size_t bytes = (size_t)s->table->total * sizeof(float);
+    double start = clock_seconds();
+    s->result = (struct saver_result){.step = step, .run_epoch = run_epoch};
+    ops->download(src->device, s->params, src->params, bytes);
+    ops->download(src->device, s->m, optimizer_m(src->optimizer), bytes);
+    ops->download(src->device, s->v, optimizer_v(src->optimizer), bytes);
+    for (int g = 0; g < OPTIMIZER_GROUPS; g++)
+        s->updates[g] = optimizer_updates(src->optimizer, (enum weight_group)g);
+    int rc = ops->sync(src->device, e);
+    if (rc < 0)
+        return rc;
+    s->result.stall_seconds = clock_seconds() - start;
+    int failed = pthread_create(&s->thread, NULL, save_main, s);
+    if (failed) {
+        errno = failed;
+        return err_errno(e, "saver: thread");
+    }
+    s->busy = 1;
+    return 0;
+}
+
+int saver_busy(const struct saver *s)
+{
+    return s->busy;
+}
+
+int saver_poll(struct saver *s, int timeout_ms, struct saver_result *out)
+{
+    struct pollfd p = {.fd = s->event_fd, .events = POLLIN};
+    uint64_t count;
+    if (!s->busy || poll(&p, 1, timeout_ms) <= 0)
+        return 0;
+    if (read(s->event_fd, &count, sizeof count) != (ssize_t)sizeof count)
+        return 0;
+    pthread_join(s->thread, NULL);
+    s->busy = 0;
+    *out = s->result;
+    return 1;
+}
+
+int saver_fd(const struct saver *s)
+{
+    return s->event_fd;
+}
