@@ -18,10 +18,10 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/rundir.h"
-#include "trainer/control.h"
+#include "trainer/engine.h"
 #include "trainer/feed.h"
 #include "trainer/saver.h"
-#include "trainer/worker.h"
+#include "trainer/uplink.h"
 
 #define EXIT_INPUT      1
 #define EXIT_DO_NOT     100
@@ -37,9 +37,9 @@ struct trainer {
     struct rundir run;
     char *checkpoints;
     struct bus *bus;
-    struct control *control;
+    struct uplink *uplink;
     struct feed *feed;
-    struct worker *worker;
+    struct engine *engine;
     struct saver *saver;
     int signal_fd;
 
@@ -94,12 +94,12 @@ static json_t *json_hex(uint64_t x)
 }
 
 static void send_step(
-    struct trainer *t, const struct worker_report *r, double seconds, double wait_seconds)
+    struct trainer *t, const struct engine_report *r, double seconds, double wait_seconds)
 {
     json_t *losses = json_array();
     for (int k = 0; k < r->passes; k++)
         json_array_append_new(losses, json_number_or_null(r->losses[k]));
-    control_send(t->control, WIRE_STEP, t->epoch,
+    uplink_send(t->uplink, WIRE_STEP, t->epoch,
         json_pack("{s:I, s:i, s:o, s:o, s:o, s:f, s:b, s:I, s:i, s:f, s:f, s:o, s:o}", "step",
             (json_int_t)r->step, "passes", r->passes, "losses", losses, "total",
             json_number_or_null(r->total), "grad_norm", json_number_or_null(r->grad_norm), "lr",
@@ -122,7 +122,7 @@ static void send_saved(struct trainer *t, const struct saver_result *r)
         j = json_pack("{s:I, s:o, s:f, s:f}", "step", (json_int_t)r->step, "files", files,
             "stall_seconds", r->stall_seconds, "write_seconds", r->write_seconds);
     }
-    control_send(t->control, WIRE_SAVED, r->run_epoch, j);
+    uplink_send(t->uplink, WIRE_SAVED, r->run_epoch, j);
 }
 
 /* -- checkpoints ---------------------------------------------------------------------------- */
@@ -153,13 +153,13 @@ static int stop_signalled(const struct trainer *t)
 static int step_is_void(void *ctx)
 {
     const struct trainer *t = ctx;
-    return control_epoch(t->control) != t->epoch || stop_signalled(t);
+    return uplink_epoch(t->uplink) != t->epoch || stop_signalled(t);
 }
 
 /* Saves the state after t->step steps; waits for the save before, if it is still running. */
 static void save(struct trainer *t)
 {
-    struct saver_source src = worker_source(t->worker);
+    struct saver_source src = engine_source(t->engine);
     struct err e = {0};
     double start = clock_seconds();
     t->save_at = -1;
@@ -199,13 +199,13 @@ static int load_state(struct trainer *t, const json_t *j, struct err *e)
             return err_set(e, ERR_INPUT,
                 "scheduler: fresh weights at step %" PRId64 ", expected a checkpoint", step);
         t->step = 0;
-        return worker_load_fresh(t->worker, e);
+        return engine_load_fresh(t->engine, e);
     }
     if (!json_is_string(name) || checkpoint_step(json_string_value(name)) != step)
         return err_set(e, ERR_INPUT,
             "scheduler: checkpoint is not the one of step %" PRId64 " it is to continue at", step);
     char *dir = mem_printf("%s/%s", t->checkpoints, json_string_value(name));
-    int rc = worker_load(t->worker, dir, step, e);
+    int rc = engine_load(t->engine, dir, step, e);
     free(dir);
     t->step = step;
     return rc;
@@ -305,7 +305,7 @@ static int take_messages(struct trainer *t, struct err *e)
 {
     for (;;) {
         struct message m;
-        int rc = control_next(t->control, &m, e);
+        int rc = uplink_next(t->uplink, &m, e);
         if (rc <= 0)
             return rc;
         rc = dispatch(t, &m, e);
@@ -319,10 +319,10 @@ static int take_messages(struct trainer *t, struct err *e)
 
 static void run_step(struct trainer *t)
 {
-    struct worker_report r;
+    struct engine_report r;
     double start = clock_seconds(), waited = start - t->idle_since;
     t->granted = -1;
-    if (!worker_step(t->worker, t->feed, t->step, step_is_void, t, &r))
+    if (!engine_step(t->engine, t->feed, t->step, step_is_void, t, &r))
         return;
     t->idle_since = clock_seconds();
     if (r.skipped)
@@ -354,12 +354,12 @@ static void announce_ready(struct trainer *t)
     if (t->epoch == 0 || t->ready == t->step || !feed_ready(t->feed, t->step))
         return;
     t->ready = t->step;
-    control_send(t->control, WIRE_READY, t->epoch, json_pack("{s:I}", "step", (json_int_t)t->step));
+    uplink_send(t->uplink, WIRE_READY, t->epoch, json_pack("{s:I}", "step", (json_int_t)t->step));
 }
 
 static int sleep_until_something(struct trainer *t, struct err *e)
 {
-    struct bus_poll items[] = {{.fd = t->signal_fd}, {.fd = control_fd(t->control)},
+    struct bus_poll items[] = {{.fd = t->signal_fd}, {.fd = uplink_fd(t->uplink)},
         {.fd = saver_fd(t->saver)}, {.ep = feed_endpoint(t->feed), .fd = -1}};
     int rc = bus_wait(items, sizeof items / sizeof *items, WAIT_MS, e);
     return rc < 0 ? rc : 0;
@@ -415,18 +415,18 @@ static int open_signals(struct trainer *t, struct err *e)
 
 static int open_worker(struct trainer *t, const struct loop_settings *s, struct err *e)
 {
-    struct worker_settings w = {.plan = &t->run.plan,
+    struct engine_settings engine = {.plan = &t->run.plan,
         .threads = t->run.config.process.trainer_threads,
         .rank = s->rank,
         .world = s->world};
-    int rc = worker_new(&w, &t->worker, e);
+    int rc = engine_new(&engine, &t->engine, e);
     if (rc < 0)
         return rc;
     struct saver_settings saver = {.root = t->checkpoints,
         .plan_hash = t->run.plan.hash,
         .rank = s->rank,
         .world = s->world,
-        .table = worker_weights(t->worker)};
+        .table = engine_weights(t->engine)};
     return saver_new(&saver, &t->saver, e);
 }
 
@@ -449,23 +449,23 @@ static int open_sockets(struct trainer *t, const struct loop_settings *s, struct
     if (rc == 0)
         rc = feed_new(t->bus, sock, identity, &feed, &t->feed, e);
     if (rc == 0)
-        rc = control_start(t->bus, &id, &t->control, e);
+        rc = uplink_start(t->bus, &id, &t->uplink, e);
     free(sock);
     return rc;
 }
 
 static void log_memory(const struct trainer *t)
 {
-    struct worker_memory m;
+    struct engine_memory m;
     const double mib = 1.0 / (1 << 20);
-    worker_memory(t->worker, &m);
+    engine_memory(t->engine, &m);
     log_info("memory planned",
         "weights_mib=%.1f gradients_mib=%.1f activations_mib=%.1f passes=%d workspace_mib=%.1f "
         "moments_mib=%.1f checkpoint_staging_mib=%.1f feed_mib=%.1f",
         (double)m.model.weights * mib, (double)m.model.gradients * mib,
         (double)m.model.activations_per_pass * m.passes * mib, m.passes,
         (double)m.model.workspace * mib, (double)m.moments * mib,
-        (double)saver_staging_bytes(worker_weights(t->worker)) * mib,
+        (double)saver_staging_bytes(engine_weights(t->engine)) * mib,
         (double)feed_memory_bytes(t->feed) * mib);
     log_info("feed credit", "steps_ahead=%d byte_cap=%u", STEPS_AHEAD, FEED_BYTE_CAP);
 }
@@ -482,7 +482,7 @@ static int open_trainer(struct trainer *t, const struct loop_settings *s, struct
     if (rc < 0)
         return rc;
     log_info("ready", "run=%s plan=%.12s parameters=%" PRId64 " threads=%d pid=%d", t->run.path,
-        t->run.plan.hash, model_config_params(&t->run.plan.c.model), worker_threads(t->worker),
+        t->run.plan.hash, model_config_params(&t->run.plan.c.model), engine_threads(t->engine),
         (int)getpid());
     log_memory(t);
     return 0;
@@ -491,10 +491,10 @@ static int open_trainer(struct trainer *t, const struct loop_settings *s, struct
 static void close_trainer(struct trainer *t)
 {
     alarm(LEAVE_SECONDS); /* SIGALRM is not blocked: whatever hangs below ends then */
-    control_stop(&t->control, t->reason);
+    uplink_stop(&t->uplink, t->reason);
     feed_free(&t->feed);
     saver_free(&t->saver);
-    worker_free(&t->worker);
+    engine_free(&t->engine);
     if (t->bus)
         bus_free(&t->bus);
     if (t->signal_fd >= 0)

@@ -5,7 +5,7 @@
  * checkpoint. The trainer feeds itself from the loader, computes and reports. RELOAD, or a second
  * WELCOME under a newer run epoch, drops everything and starts over from the state it names.
  *
- * Three threads: this one (model, feed, decisions), the control socket (control.h), the checkpoint
+ * Three threads: this one (model, feed, decisions), the control socket (uplink.h), the checkpoint
  * writer (saver.h).
  */
 #ifndef TRAINER_LOOP_H

@@ -2,12 +2,12 @@
  * What computes: device, model and optimizer of one rank. It knows the plan and nothing of sockets
  * or time.
  *
- * After worker_load() at step s the state is a pure function of (plan, s, checkpoint):
- * worker_step() moves it by exactly one optimizer step. Belongs to one thread. All large memory is
- * taken in worker_new().
+ * After engine_load() at step s the state is a pure function of (plan, s, checkpoint):
+ * engine_step() moves it by exactly one optimizer step. Belongs to one thread. All large memory is
+ * taken in engine_new().
  */
-#ifndef TRAINER_WORKER_H
-#define TRAINER_WORKER_H
+#ifndef TRAINER_ENGINE_H
+#define TRAINER_ENGINE_H
 
 #include <stdint.h>
 
@@ -18,16 +18,16 @@
 #include "trainer/feed.h"
 #include "trainer/saver.h"
 
-struct worker;
+struct engine;
 
-struct worker_settings {
+struct engine_settings {
     const struct plan *plan; /* stays the caller's */
     int threads;             /* of the CPU device; 0: every core */
     int rank, world;
 };
 
 /* One finished step, as it is reported. Losses are means over this rank's counted targets. */
-struct worker_report {
+struct engine_report {
     int64_t step;
     int passes;
     double losses[CONFIG_MAX_PASSES]; /* L_1 … L_K */
@@ -40,35 +40,35 @@ struct worker_report {
 };
 
 /* Asked before each micro-batch: nonzero abandons the step. */
-typedef int worker_abandon_fn(void *ctx);
+typedef int engine_abandon_fn(void *ctx);
 
-int worker_new(const struct worker_settings *settings, struct worker **out, struct err *e);
-void worker_free(struct worker **w);
+int engine_new(const struct engine_settings *settings, struct engine **out, struct err *e);
+void engine_free(struct engine **g);
 
 /* The weights of the plan's seed, an optimizer that has done nothing. */
-int worker_load_fresh(struct worker *w, struct err *e);
+int engine_load_fresh(struct engine *g, struct err *e);
 /* Weights and optimizer of a checkpoint directory; both files must be of `step` and of this plan.
  */
-int worker_load(struct worker *w, const char *dir, int64_t step, struct err *e);
+int engine_load(struct engine *g, const char *dir, int64_t step, struct err *e);
 
 /*
  * Runs `step` on the rows the feed holds. 1: done, *out filled; 0: abandoned before the update
  * (weights and optimizer are as before). The feed keeps its rows until feed_done().
  */
-int worker_step(struct worker *w, struct feed *f, int64_t step, worker_abandon_fn *abandon,
-    void *ctx, struct worker_report *out);
+int engine_step(struct engine *g, struct feed *f, int64_t step, engine_abandon_fn *abandon,
+    void *ctx, struct engine_report *out);
 
 /* What the saver copies, and the table it is laid out by. */
-struct saver_source worker_source(const struct worker *w);
-const struct weight_table *worker_weights(const struct worker *w);
+struct saver_source engine_source(const struct engine *g);
+const struct weight_table *engine_weights(const struct engine *g);
 
 /* Memory by purpose, bytes. */
-struct worker_memory {
+struct engine_memory {
     struct model_memory model;
     size_t moments;
     int passes; /* sets of activations */
 };
-void worker_memory(const struct worker *w, struct worker_memory *out);
-int worker_threads(const struct worker *w);
+void engine_memory(const struct engine *g, struct engine_memory *out);
+int engine_threads(const struct engine *g);
 
 #endif

@@ -1,4 +1,4 @@
-#include "trainer/control.h"
+#include "trainer/uplink.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -28,7 +28,7 @@ struct outbound {
     struct outbound *next;
 };
 
-struct control {
+struct uplink {
     struct member *member; /* the thread's, once it runs */
     pthread_t thread;
     int wake_fd;  /* tells the thread that there is something to send, or to end */
@@ -63,7 +63,7 @@ static void event_clear(int fd)
 
 /* -- the thread ----------------------------------------------------------------------------- */
 
-static void inbox_put(struct control *c, struct message *m)
+static void inbox_put(struct uplink *c, struct message *m)
 {
     struct inbound *node = mem_array(1, sizeof *node);
     node->message = *m;
@@ -82,7 +82,7 @@ static void inbox_put(struct control *c, struct message *m)
     event_signal(c->event_fd);
 }
 
-static struct outbound *outbox_take(struct control *c)
+static struct outbound *outbox_take(struct uplink *c)
 {
     pthread_mutex_lock(&c->lock);
     struct outbound *node = c->out;
@@ -95,7 +95,7 @@ static struct outbound *outbox_take(struct control *c)
     return node;
 }
 
-static void outbox_put_back(struct control *c, struct outbound *node)
+static void outbox_put_back(struct uplink *c, struct outbound *node)
 {
     pthread_mutex_lock(&c->lock);
     node->next = c->out;
@@ -106,7 +106,7 @@ static void outbox_put_back(struct control *c, struct outbound *node)
 }
 
 /* Sends what waits. 1: all of it; 0: the socket's queue is full, the rest waits. */
-static int outbox_flush(struct control *c)
+static int outbox_flush(struct uplink *c)
 {
     struct outbound *node;
     while ((node = outbox_take(c))) {
@@ -124,7 +124,7 @@ static int outbox_flush(struct control *c)
 }
 
 /* One turn: what is due, what waits, what came. */
-static int turn(struct control *c, int longest_ms, int *flushed, struct err *e)
+static int turn(struct uplink *c, int longest_ms, int *flushed, struct err *e)
 {
     struct message m;
     int rc, wait = member_tick(c->member, e);
@@ -149,7 +149,7 @@ static int turn(struct control *c, int longest_ms, int *flushed, struct err *e)
 
 static void *thread_main(void *arg)
 {
-    struct control *c = arg;
+    struct uplink *c = arg;
     struct err e = {0};
     int rc = 0, flushed = 0;
     while (rc == 0 && !atomic_load(&c->stopping))
@@ -170,7 +170,7 @@ static void *thread_main(void *arg)
 
 /* -- the trainer's side ------------------------------------------------------------------- */
 
-static void control_release(struct control *c)
+static void uplink_release(struct uplink *c)
 {
     while (c->in) {
         struct inbound *node = c->in;
@@ -190,9 +190,9 @@ static void control_release(struct control *c)
     free(c);
 }
 
-int control_start(struct bus *bus, const struct member_id *id, struct control **out, struct err *e)
+int uplink_start(struct bus *bus, const struct member_id *id, struct uplink **out, struct err *e)
 {
-    struct control *c = mem_array(1, sizeof *c);
+    struct uplink *c = mem_array(1, sizeof *c);
     int rc = 0;
     pthread_mutex_init(&c->lock, NULL);
     c->in_tail = &c->in;
@@ -200,40 +200,40 @@ int control_start(struct bus *bus, const struct member_id *id, struct control **
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (c->wake_fd < 0 || c->event_fd < 0)
-        rc = err_errno(e, "control: eventfd");
+        rc = err_errno(e, "uplink: eventfd");
     if (rc == 0)
         rc = member_new(bus, id, &c->member, e);
     if (rc == 0 && (errno = pthread_create(&c->thread, NULL, thread_main, c)) != 0) {
-        rc = err_errno(e, "control: thread");
+        rc = err_errno(e, "uplink: thread");
         member_free(&c->member, NULL);
     }
     if (rc < 0) {
-        control_release(c);
+        uplink_release(c);
         return rc;
     }
     *out = c;
     return 0;
 }
 
-void control_stop(struct control **pc, const char *reason)
+void uplink_stop(struct uplink **pc, const char *reason)
 {
-    struct control *c = *pc;
+    struct uplink *c = *pc;
     if (!c)
         return;
     atomic_store(&c->stopping, 1);
     event_signal(c->wake_fd);
     pthread_join(c->thread, NULL);
     member_free(&c->member, reason);
-    control_release(c);
+    uplink_release(c);
     *pc = NULL;
 }
 
-int control_fd(const struct control *c)
+int uplink_fd(const struct uplink *c)
 {
     return c->event_fd;
 }
 
-int control_next(struct control *c, struct message *out, struct err *e)
+int uplink_next(struct uplink *c, struct message *out, struct err *e)
 {
     int rc = 0;
     pthread_mutex_lock(&c->lock);
@@ -257,7 +257,7 @@ int control_next(struct control *c, struct message *out, struct err *e)
     return rc;
 }
 
-void control_send(struct control *c, int type, uint32_t run_epoch, json_t *j)
+void uplink_send(struct uplink *c, int type, uint32_t run_epoch, json_t *j)
 {
     struct outbound *node = mem_array(1, sizeof *node);
     CHECK(j);
@@ -269,7 +269,7 @@ void control_send(struct control *c, int type, uint32_t run_epoch, json_t *j)
     event_signal(c->wake_fd);
 }
 
-uint32_t control_epoch(const struct control *c)
+uint32_t uplink_epoch(const struct uplink *c)
 {
     return atomic_load(&c->epoch);
 }

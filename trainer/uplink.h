@@ -7,8 +7,8 @@
  * is dropped: it belongs to a history that is void. Apart from start and stop, functions may be
  * called from any thread.
  */
-#ifndef TRAINER_CONTROL_H
-#define TRAINER_CONTROL_H
+#ifndef TRAINER_UPLINK_H
+#define TRAINER_UPLINK_H
 
 #include <stdint.h>
 
@@ -18,25 +18,25 @@
 #include "common/err.h"
 #include "common/member.h"
 
-struct control;
+struct uplink;
 
 /* Connects and starts the thread. id->run must outlive it. */
-int control_start(struct bus *bus, const struct member_id *id, struct control **out, struct err *e);
+int uplink_start(struct bus *bus, const struct member_id *id, struct uplink **out, struct err *e);
 
 /* Sends what waits (for at most a second) and BYE with the reason, ends the thread. */
-void control_stop(struct control **c, const char *reason);
+void uplink_stop(struct uplink **c, const char *reason);
 
-/* Readable when control_next() has something, or the thread has ended with an error. */
-int control_fd(const struct control *c);
+/* Readable when uplink_next() has something, or the thread has ended with an error. */
+int uplink_fd(const struct uplink *c);
 
 /* 1: the oldest message (release it); 0: none; ERR_MISMATCH: refused by the scheduler; ERR_TIMEOUT:
  * the scheduler is gone; another code: the socket is unusable. */
-int control_next(struct control *c, struct message *out, struct err *e);
+int uplink_next(struct uplink *c, struct message *out, struct err *e);
 
 /* Queues a message; steals j. */
-void control_send(struct control *c, int type, uint32_t run_epoch, json_t *j);
+void uplink_send(struct uplink *c, int type, uint32_t run_epoch, json_t *j);
 
 /* The newest run epoch heard of. */
-uint32_t control_epoch(const struct control *c);
+uint32_t uplink_epoch(const struct uplink *c);
 
 #endif

@@ -1,4 +1,4 @@
-#include "trainer/worker.h"
+#include "trainer/engine.h"
 
 #include <immintrin.h>
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #define MXCSR_FLUSH_TO_ZERO      0x8000u
 #define MXCSR_DENORMALS_ARE_ZERO 0x0040u
 
-struct worker {
+struct engine {
     const struct plan *plan;
     int rank, world;
     struct device *device;
@@ -50,69 +50,69 @@ static struct optimizer_settings optimizer_settings_of(const struct plan *p)
         .fusion_lr_scale = p->c.optim.fusion_lr_scale};
 }
 
-int worker_new(const struct worker_settings *settings, struct worker **out, struct err *e)
+int engine_new(const struct engine_settings *settings, struct engine **out, struct err *e)
 {
-    struct worker *w = mem_array(1, sizeof *w);
+    struct engine *g = mem_array(1, sizeof *g);
     struct model_limits limits = limits_of(settings->plan);
     struct optimizer_settings optim = optimizer_settings_of(settings->plan);
-    w->plan = settings->plan;
-    w->rank = settings->rank;
-    w->world = settings->world;
-    int rc = device_cpu_new(settings->threads, &w->device, e);
+    g->plan = settings->plan;
+    g->rank = settings->rank;
+    g->world = settings->world;
+    int rc = device_cpu_new(settings->threads, &g->device, e);
     if (rc == 0) {
-        flush_denormals(w->device->threads);
-        rc = model_new(w->device, &w->plan->c.model, &limits, &w->model, e);
+        flush_denormals(g->device->threads);
+        rc = model_new(g->device, &g->plan->c.model, &limits, &g->model, e);
     }
     if (rc == 0)
-        rc = optimizer_new(w->device, model_weights(w->model), &optim, &w->optimizer, e);
+        rc = optimizer_new(g->device, model_weights(g->model), &optim, &g->optimizer, e);
     if (rc < 0)
-        worker_free(&w);
-    *out = w;
+        engine_free(&g);
+    *out = g;
     return rc;
 }
 
-void worker_free(struct worker **pw)
+void engine_free(struct engine **pg)
 {
-    struct worker *w = *pw;
-    if (!w)
+    struct engine *g = *pg;
+    if (!g)
         return;
-    optimizer_free(&w->optimizer);
-    if (w->model)
-        model_free(&w->model);
-    if (w->device)
-        device_free(&w->device);
-    free(w);
-    *pw = NULL;
+    optimizer_free(&g->optimizer);
+    if (g->model)
+        model_free(&g->model);
+    if (g->device)
+        device_free(&g->device);
+    free(g);
+    *pg = NULL;
 }
 
-static size_t params_bytes(const struct worker *w)
+static size_t params_bytes(const struct engine *g)
 {
-    return (size_t)model_weights(w->model)->total * sizeof(float);
+    return (size_t)model_weights(g->model)->total * sizeof(float);
 }
 
-static int host_params(const struct worker *w, float **out, struct err *e)
+static int host_params(const struct engine *g, float **out, struct err *e)
 {
-    *out = mem_try_array(params_bytes(w), 1);
+    *out = mem_try_array(params_bytes(g), 1);
     return *out ? 0
-                : err_set(e, ERR_NOMEM, "no memory to read %zu bytes of weights", params_bytes(w));
+                : err_set(e, ERR_NOMEM, "no memory to read %zu bytes of weights", params_bytes(g));
 }
 
-int worker_load_fresh(struct worker *w, struct err *e)
+int engine_load_fresh(struct engine *g, struct err *e)
 {
     float *host;
-    int rc = host_params(w, &host, e);
+    int rc = host_params(g, &host, e);
     if (rc < 0)
         return rc;
-    weights_init(model_weights(w->model), w->plan->c.train.seed, host);
-    w->device->ops->upload(w->device, model_params(w->model), host, params_bytes(w));
-    optimizer_reset(w->optimizer);
+    weights_init(model_weights(g->model), g->plan->c.train.seed, host);
+    g->device->ops->upload(g->device, model_params(g->model), host, params_bytes(g));
+    optimizer_reset(g->optimizer);
     free(host);
-    return w->device->ops->sync(w->device, e);
+    return g->device->ops->sync(g->device, e);
 }
 
 /* Opens a file of the checkpoint and checks that it is of this step and plan. */
 static int open_part(
-    const struct worker *w, const char *path, int64_t step, struct safetensors **out, struct err *e)
+    const struct engine *g, const char *path, int64_t step, struct safetensors **out, struct err *e)
 {
     char want[24];
     int rc = safetensors_open(path, out, e);
@@ -121,7 +121,7 @@ static int open_part(
     snprintf(want, sizeof want, "%" PRId64, step);
     const struct {
         const char *key, *want;
-    } checks[] = {{"step", want}, {"plan_hash", w->plan->hash}};
+    } checks[] = {{"step", want}, {"plan_hash", g->plan->hash}};
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         const char *got = safetensors_meta(*out, checks[i].key);
         if (got && strcmp(got, checks[i].want) == 0)
@@ -134,46 +134,46 @@ static int open_part(
     return 0;
 }
 
-static int load_model(struct worker *w, const char *dir, int64_t step, struct err *e)
+static int load_model(struct engine *g, const char *dir, int64_t step, struct err *e)
 {
     char *path = mem_printf("%s/model.safetensors", dir);
     struct safetensors *st = NULL;
     float *host = NULL;
-    int rc = open_part(w, path, step, &st, e);
+    int rc = open_part(g, path, step, &st, e);
     if (rc == 0)
-        rc = host_params(w, &host, e);
-    if (rc == 0 && (rc = weights_load(model_weights(w->model), st, "", 0, host, e)) < 0)
+        rc = host_params(g, &host, e);
+    if (rc == 0 && (rc = weights_load(model_weights(g->model), st, "", 0, host, e)) < 0)
         err_prefix(e, "%s", path);
     if (rc == 0)
-        w->device->ops->upload(w->device, model_params(w->model), host, params_bytes(w));
+        g->device->ops->upload(g->device, model_params(g->model), host, params_bytes(g));
     free(host);
     safetensors_close(&st);
     free(path);
     return rc;
 }
 
-static int load_optimizer(struct worker *w, const char *dir, int64_t step, struct err *e)
+static int load_optimizer(struct engine *g, const char *dir, int64_t step, struct err *e)
 {
-    char *path = mem_printf("%s/optimizer-%05d-of-%05d.safetensors", dir, w->rank, w->world);
+    char *path = mem_printf("%s/optimizer-%05d-of-%05d.safetensors", dir, g->rank, g->world);
     struct safetensors *st = NULL;
-    int rc = open_part(w, path, step, &st, e);
-    if (rc == 0 && (rc = optimizer_load(w->optimizer, st, e)) < 0)
+    int rc = open_part(g, path, step, &st, e);
+    if (rc == 0 && (rc = optimizer_load(g->optimizer, st, e)) < 0)
         err_prefix(e, "%s", path);
     safetensors_close(&st);
     free(path);
     return rc;
 }
 
-int worker_load(struct worker *w, const char *dir, int64_t step, struct err *e)
+int engine_load(struct engine *g, const char *dir, int64_t step, struct err *e)
 {
-    int rc = load_model(w, dir, step, e);
+    int rc = load_model(g, dir, step, e);
     if (rc == 0)
-        rc = load_optimizer(w, dir, step, e);
-    return rc == 0 ? w->device->ops->sync(w->device, e) : rc;
+        rc = load_optimizer(g, dir, step, e);
+    return rc == 0 ? g->device->ops->sync(g->device, e) : rc;
 }
 
 /* Sums to means, and the objective from them. */
-static void report_losses(struct worker_report *r, const double *sums, double lambda)
+static void report_losses(struct engine_report *r, const double *sums, double lambda)
 {
     double extra = 0;
     for (int k = 0; k < r->passes; k++) {
@@ -186,9 +186,9 @@ static void report_losses(struct worker_report *r, const double *sums, double la
 
 /* Forward and backward of one micro-batch; adds its losses and digests. */
 static void run_micro(
-    struct worker *w, struct feed *f, int m, struct worker_report *r, double *sums)
+    struct engine *g, struct feed *f, int m, struct engine_report *r, double *sums)
 {
-    const struct config *c = &w->plan->c;
+    const struct config *c = &g->plan->c;
     double micro_sums[CONFIG_MAX_PASSES] = {0};
     double targets = (double)c->train.batch_rows * c->data.seq_len; /* of the whole step */
     struct feed_micro micro;
@@ -202,7 +202,7 @@ static void run_micro(
         .masks = micro.masks,
         .jitter = (float)c->train.jitter,
         .noise_keys = micro.noise_keys};
-    model_train(w->model, &b, (float)c->train.lambda, (float)(1.0 / targets), micro_sums);
+    model_train(g->model, &b, (float)c->train.lambda, (float)(1.0 / targets), micro_sums);
     for (int k = 0; k < r->passes; k++)
         sums[k] += micro_sums[k];
     r->rows += micro.rows;
@@ -211,48 +211,48 @@ static void run_micro(
     r->digest.content += micro.digest.content;
 }
 
-int worker_step(struct worker *w, struct feed *f, int64_t step, worker_abandon_fn *abandon,
-    void *ctx, struct worker_report *out)
+int engine_step(struct engine *g, struct feed *f, int64_t step, engine_abandon_fn *abandon,
+    void *ctx, struct engine_report *out)
 {
     double sums[CONFIG_MAX_PASSES] = {0};
     struct optimizer_result result;
-    float *grads = model_grads(w->model);
+    float *grads = model_grads(g->model);
     CHECK(feed_ready(f, step));
-    *out = (struct worker_report){
-        .step = step, .passes = plan_passes(w->plan, step), .lr = plan_lr(w->plan, step)};
-    w->device->ops->zero(w->device, grads, params_bytes(w));
-    for (int m = w->rank; m < feed_micros(f); m += w->world) {
+    *out = (struct engine_report){
+        .step = step, .passes = plan_passes(g->plan, step), .lr = plan_lr(g->plan, step)};
+    g->device->ops->zero(g->device, grads, params_bytes(g));
+    for (int m = g->rank; m < feed_micros(f); m += g->world) {
         if (abandon && abandon(ctx))
             return 0;
-        run_micro(w, f, m, out, sums);
+        run_micro(g, f, m, out, sums);
     }
-    report_losses(out, sums, w->plan->c.train.lambda);
-    optimizer_update(w->optimizer, model_params(w->model), grads, out->lr, out->passes, &result);
+    report_losses(out, sums, g->plan->c.train.lambda);
+    optimizer_update(g->optimizer, model_params(g->model), grads, out->lr, out->passes, &result);
     out->grad_norm = result.grad_norm;
     out->skipped = result.skipped;
     return 1;
 }
 
-struct saver_source worker_source(const struct worker *w)
+struct saver_source engine_source(const struct engine *g)
 {
     return (struct saver_source){
-        .device = w->device, .params = model_params(w->model), .optimizer = w->optimizer};
+        .device = g->device, .params = model_params(g->model), .optimizer = g->optimizer};
 }
 
-const struct weight_table *worker_weights(const struct worker *w)
+const struct weight_table *engine_weights(const struct engine *g)
 {
-    return model_weights(w->model);
+    return model_weights(g->model);
 }
 
-void worker_memory(const struct worker *w, struct worker_memory *out)
+void engine_memory(const struct engine *g, struct engine_memory *out)
 {
-    struct model_limits limits = limits_of(w->plan);
-    model_memory_estimate(w->device, &w->plan->c.model, &limits, &out->model);
-    out->moments = 2 * params_bytes(w);
+    struct model_limits limits = limits_of(g->plan);
+    model_memory_estimate(g->device, &g->plan->c.model, &limits, &out->model);
+    out->moments = 2 * params_bytes(g);
     out->passes = limits.passes;
 }
 
-int worker_threads(const struct worker *w)
+int engine_threads(const struct engine *g)
 {
-    return w->device->threads;
+    return g->device->threads;
 }
