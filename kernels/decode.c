@@ -51,14 +51,13 @@ static size_t decoder_layout(struct decoder *dec)
     layer_acts_take(&a, c, n, &dec->layer);
     struct pass_acts *p = &dec->pass;
     float **wide[] = {&p->h, &p->carried, &p->u, &p->prod, &dec->in.e, &dec->norm, &dec->picked,
-        c->in_norm ? &dec->in.plain : NULL, c->gate_norm ? &dec->in.gate_in : NULL, &dec->in.g};
+        c->in_norm ? &dec->in.plain : NULL, gate_own_norm(c) ? &dec->in.gate_in : NULL, &dec->in.g};
     for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
         if (wide[i])
             *wide[i] = arena_floats(&a, n, dim);
     if (!c->in_norm)
         dec->in.plain = dec->in.e;
-    if (!c->gate_norm)
-        dec->in.gate_in = dec->in.plain;
+    gate_source(c, &dec->in);
     float **thin[] = {&p->rstd, &p->rstd_prod, &dec->in.rstd_in, &dec->in.rstd_gate};
     for (size_t i = 0; i < sizeof thin / sizeof *thin; i++)
         *thin[i] = arena_floats(&a, n, 1);

@@ -2,7 +2,7 @@
  * The full-bandwidth transformer, written once against the device table: K passes forward, and
  * backward through all of them (arXiv 2608.08888; DESIGN: model and objective).
  *
- *   u_1 = n(E[x]);  u_k = mask_k ? fuse(h^{(k−1)}_{t−1} + jitter, e_t) : u_1   (k > 1)
+ *   u_1 = n(E[x]);  u_k = mask_k ? fuse(h^{(k−1)}_{t−1} + jitter, E[x_t]) : u_1   (k > 1)
  *   fuse(h, e) = n((W_U h) ⊙ σ(W_G n(e)))         each n() a weightless RMS norm where switched on
  *   h^{(k)} = norm(blocks(u_k));  logits = h Eᵀ
  *   L = L_1 + λ · mean(L_2 … L_K)

@@ -103,7 +103,19 @@ static void pass_backward(struct model *m, const struct model_batch *b, const st
     }
 }
 
-/* What all passes share: s.dg through W_G, then s.dplain into the embedding. */
+/* dL/d(gate's input) from s.dg, into s.dplain. */
+static void gate_backward(struct model *m, int n)
+{
+    const struct model_config *c = &m->c;
+    struct scratch *s = &m->s;
+    int own = gate_own_norm(c);
+    linear_dx(m->d, own ? s->dnorm : s->dplain, s->dg, m->w.w_g, n, c->dim, c->dim, 1, own ? 0 : 1);
+    if (own)
+        m->d->ops->rmsnorm_bwd(m->d, s->dplain, 1, NULL, s->dnorm, m->in.e, NULL, m->in.rstd_gate,
+            n, c->dim, s->norm_work);
+}
+
+/* What all passes share: s.dplain, and s.dg through W_G, into the embedding. */
 static void input_backward(struct model *m, int n, int gated)
 {
     const struct model_config *c = &m->c;
@@ -111,17 +123,16 @@ static void input_backward(struct model *m, int n, int gated)
     struct scratch *s = &m->s;
     const struct input_acts *in = &m->in;
     struct device *d = m->d;
-    if (gated) {
+    int of_plain = in->gate_in == in->plain; /* else the gate reads E[x], behind in_norm */
+    if (gated)
         linear_dw(d, m->g.w_g, s->dg, in->gate_in, n, c->dim, c->dim, 1);
-        float *to = c->gate_norm ? s->dnorm : s->dplain;
-        linear_dx(d, to, s->dg, m->w.w_g, n, c->dim, c->dim, 1, c->gate_norm ? 0 : 1);
-        if (c->gate_norm)
-            o->rmsnorm_bwd(d, s->dplain, 1, NULL, s->dnorm, in->plain, NULL, in->rstd_gate, n,
-                c->dim, s->norm_work);
-    }
+    if (gated && of_plain)
+        gate_backward(m, n);
     if (c->in_norm)
         o->rmsnorm_bwd(
             d, s->dplain, 0, NULL, s->dplain, in->e, NULL, in->rstd_in, n, c->dim, s->norm_work);
+    if (gated && !of_plain)
+        gate_backward(m, n);
     o->embed_bwd(d, m->g.embed, m->tokens, s->dplain, n, c->dim, c->vocab);
 }
 

@@ -47,6 +47,17 @@ void block_finish(const struct block_run *r, int layer, struct layer_acts *a, fl
     linear(r->d, x_next, r->act, w->down, r->n, c->dim, c->ffn, c->residual_scale, 1);
 }
 
+int gate_own_norm(const struct model_config *c)
+{
+    return c->gate_norm && !c->in_norm;
+}
+
+void gate_source(const struct model_config *c, struct input_acts *in)
+{
+    if (!gate_own_norm(c))
+        in->gate_in = c->gate_norm ? in->plain : in->e;
+}
+
 void plain_input(const struct block_run *r, const int32_t *tokens, struct input_acts *in, int gate)
 {
     const struct model_config *c = r->c;
@@ -56,9 +67,8 @@ void plain_input(const struct block_run *r, const int32_t *tokens, struct input_
         o->rmsnorm_fwd(r->d, in->plain, in->rstd_in, in->e, NULL, r->n, c->dim, c->norm_eps);
     if (!gate)
         return;
-    if (c->gate_norm)
-        o->rmsnorm_fwd(
-            r->d, in->gate_in, in->rstd_gate, in->plain, NULL, r->n, c->dim, c->norm_eps);
+    if (gate_own_norm(c))
+        o->rmsnorm_fwd(r->d, in->gate_in, in->rstd_gate, in->e, NULL, r->n, c->dim, c->norm_eps);
     linear(r->d, in->g, in->gate_in, r->w->w_g, r->n, c->dim, c->dim, 1, 0);
 }
 

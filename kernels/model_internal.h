@@ -54,7 +54,7 @@ struct pass_acts {
 /* The plain input and the gate, the same in every pass. Without its norm a buffer is its source. */
 struct input_acts {
     float *e, *plain, *rstd_in; /* (N, D) E[x], (N, D) n(E[x]), (N) */
-    float *gate_in, *rstd_gate; /* (N, D) n(plain), (N) */
+    float *gate_in, *rstd_gate; /* (N, D) what the gate reads, (N) */
     float *g;                   /* (N, D) W_G gate_in */
 };
 
@@ -131,6 +131,14 @@ void linear(struct device *d, float *y, const float *x, const float *w, int n, i
 void block_qkv(const struct block_run *r, int layer, struct layer_acts *a);
 /* From a->att to the block's output x_next (n, D), which may be a->x0. */
 void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next);
+
+/*
+ * The gate reads n(E[x]) with gate_norm, E[x] without, whatever in_norm does to the plain input.
+ * With both norms its input is the plain input; with gate_norm alone it has a buffer of its own.
+ * gate_source() points in->gate_in at the one that it shares.
+ */
+int gate_own_norm(const struct model_config *c);
+void gate_source(const struct model_config *c, struct input_acts *in);
 
 /* The plain input of r->n tokens and, where `gate` is set, the gate; both into `in`. */
 void plain_input(const struct block_run *r, const int32_t *tokens, struct input_acts *in, int gate);

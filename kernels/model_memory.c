@@ -99,11 +99,11 @@ static void input_take(
     }
     if (!c->feedback)
         return;
-    in->gate_in = in->plain;
-    if (c->gate_norm) {
+    if (gate_own_norm(c)) {
         in->gate_in = arena_floats(a, n, dim);
         in->rstd_gate = arena_floats(a, n, 1);
     }
+    gate_source(c, in);
     in->g = arena_floats(a, n, dim);
 }
 

@@ -1,7 +1,7 @@
 /*
  * The parameters of a model as one flat float32 array, and the table that names its ranges.
- * Order, names and layouts are Hugging Face Llama's ((out, in) matrices), then feedback.w_u.weight and
- * feedback.w_g.weight (D, D).
+ * Order, names and layouts are Hugging Face Llama's ((out, in) matrices), then feedback.w_u.weight
+ * and feedback.w_g.weight (D, D).
  */
 #ifndef KERNELS_WEIGHTS_H
 #define KERNELS_WEIGHTS_H
@@ -39,22 +39,24 @@ struct layer_weights {
 int weight_table_make(const struct model_config *c, struct weight_table *out, struct err *e);
 void weight_table_release(struct weight_table *t);
 struct layer_weights weight_layer(const struct model_config *c, int layer);
-int weight_embed(void);                            /* model.embed_tokens.weight */
-int weight_norm(const struct model_config *c);     /* model.norm.weight */
-int weight_w_u(const struct model_config *c);      /* −1 without feedback */
+int weight_embed(void);                        /* model.embed_tokens.weight */
+int weight_norm(const struct model_config *c); /* model.norm.weight */
+int weight_w_u(const struct model_config *c);  /* −1 without feedback */
 int weight_w_g(const struct model_config *c);
 
 /*
- * Fresh weights: normal, keyed by (seed, tensor name), so adding a tensor changes no other. Std: embedding 0.02,
- * matrices in^−1/2, fusion D^−1/2; norms 1.
+ * Fresh weights: normal, keyed by (seed, tensor name), so adding a tensor changes no other. Std:
+ * embedding 0.02, matrices in^−1/2, fusion D^−1/2; norms 1.
  */
 void weights_init(const struct weight_table *t, uint64_t seed, float *flat);
 
-/* Reads every tensor of the table from `prefix` + name; extra tensors are refused unless allow_extra. */
+/* Reads every tensor of the table from `prefix` + name; extra tensors are refused unless
+ * allow_extra. */
 int weights_load(const struct weight_table *t, const struct safetensors *st, const char *prefix,
     int allow_extra, float *flat, struct err *e);
 
-/* Fills `out` (t->count entries) with tensors that point into flat; names are prefix + name, kept in *names. */
+/* Fills `out` (t->count entries) with tensors that point into flat; names are prefix + name, kept
+ * in *names. */
 void weights_as_tensors(const struct weight_table *t, const float *flat, const char *prefix,
     struct st_tensor *out, char (*names)[128]);
 

@@ -1,0 +1,188 @@
+/* fb-step: one batch and weights in; losses, states and every gradient out, or compared. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/config.h"
+#include "common/fs.h"
+#include "common/version.h"
+#include "trainer/step_case.h"
+
+#define CONFIG_BYTES ((uint64_t)16 << 20)
+
+static const char usage[] =
+    "usage: fb-step --case IN.safetensors [--out OUT.safetensors] [--config CONFIG]\n"
+    "       fb-step --check IN.safetensors\n"
+    "Runs one batch forward and backward through all its passes.\n"
+    "  --case FILE     weights (w.*) and batch (in.*), configuration in the metadata\n"
+    "  --out FILE      write losses, states, logits (out.*) and gradients (g.*)\n"
+    "  --check FILE    compare with the file's own out.* and g.*: one line a tensor with the\n"
+    "                  relative error; exit 1 where one is above 1e-4\n"
+    "  --config FILE   model and train.lambda from this run configuration instead\n"
+    "  --threads N     threads to compute with (default: every core)\n"
+    "  --json          --case: losses as JSON; --check: comparisons as JSON\n"
+    "  --help, --version\n";
+
+struct options {
+    const char *file, *out, *config;
+    int check, threads, json;
+};
+
+/* Returns −1 to go on, otherwise the exit status. */
+static int parse_options(int argc, char **argv, struct options *o)
+{
+    static const struct option longs[] = {{"case", required_argument, NULL, 'c'},
+        {"check", required_argument, NULL, 'k'}, {"out", required_argument, NULL, 'o'},
+        {"config", required_argument, NULL, 'f'}, {"threads", required_argument, NULL, 't'},
+        {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'}, {NULL, 0, NULL, 0}};
+    int c, files = 0;
+    char *end;
+    while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1)
+        switch (c) {
+        case 'c':
+        case 'k':
+            o->file = optarg;
+            o->check = c == 'k';
+            files++;
+            break;
+        case 'o':
+            o->out = optarg;
+            break;
+        case 'f':
+            o->config = optarg;
+            break;
+        case 't':
+            o->threads = (int)strtol(optarg, &end, 10);
+            if (*end || o->threads < 1 || o->threads > 1024) {
+                fprintf(stderr, "fb-step: --threads %s: right is 1 to 1024\n", optarg);
+                return 2;
+            }
+            break;
+        case 'j':
+            o->json = 1;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        case 'v':
+            puts("fb-step " FULLBAND_VERSION);
+            return 0;
+        default:
+            fputs(usage, stderr);
+            return 2;
+        }
+    if (files != 1 || optind != argc || (o->check && o->out)) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    return -1;
+}
+
+/* Model and λ from a run's configuration; the vocabulary stays the case's. */
+static int apply_config(const char *path, struct step_case *sc, struct err *e)
+{
+    struct buf text = BUF_INIT;
+    struct config c;
+    int rc = fs_read(path, CONFIG_BYTES, &text, e);
+    if (rc == 0)
+        rc = config_parse(text.data, text.len, path, NULL, 0, &c, e);
+    buf_release(&text);
+    if (rc < 0)
+        return rc;
+    int vocab = c.model.vocab ? c.model.vocab : sc->model.vocab;
+    sc->model = c.model;
+    sc->model.vocab = vocab;
+    sc->lambda = (float)c.train.lambda;
+    config_release(&c);
+    return 0;
+}
+
+static void print_losses(const struct step_result *r, int json)
+{
+    printf(json ? "{\"losses\": [" : "losses");
+    for (int k = 0; k < r->passes; k++)
+        printf("%s%.9g", !json ? " " : k ? ", " : "", (double)r->losses[k]);
+    printf(json ? "], \"total\": %.9g}\n" : " total %.9g\n", (double)r->total);
+}
+
+/* Returns how many failed, or a negative code. */
+static int print_check(
+    const struct step_result *r, const struct safetensors *st, int json, struct err *e)
+{
+    struct step_comparison *list;
+    int failed = 0, count = step_compare(r, st, &list, e);
+    for (int i = 0; i < count; i++) {
+        const struct step_comparison *c = &list[i];
+        const char *verdict = c->pass ? "pass" : "fail";
+        /* JSON has no NaN: what cannot be compared has no error */
+        if (!json)
+            printf("%-56s %.3e %s\n", c->name, c->error, verdict);
+        else if (c->error == c->error)
+            printf("%s{\"name\": \"%s\", \"error\": %.6e, \"pass\": %s}", i ? ",\n " : "[", c->name,
+                c->error, c->pass ? "true" : "false");
+        else
+            printf("%s{\"name\": \"%s\", \"pass\": false}", i ? ",\n " : "[", c->name);
+        failed += !c->pass;
+    }
+    if (count > 0) {
+        if (json)
+            printf("]\n");
+        free(list);
+    }
+    return count < 0 ? count : failed;
+}
+
+static int step(const struct options *o, struct err *e)
+{
+    struct safetensors *st = NULL;
+    struct device *d = NULL;
+    struct step_case sc = {0};
+    struct step_result r = {0};
+    int failed = 0, rc = safetensors_open(o->file, &st, e);
+    if (rc < 0)
+        return rc;
+    rc = step_case_read(st, &sc, e);
+    if (rc == 0 && o->config)
+        rc = apply_config(o->config, &sc, e);
+    if (rc == 0)
+        rc = step_case_check(&sc, e);
+    if (rc == 0)
+        rc = device_cpu_new(o->threads, &d, e);
+    if (rc == 0)
+        rc = step_run(d, &sc, st, &r, e);
+    if (rc == 0 && o->check)
+        failed = rc = print_check(&r, st, o->json, e);
+    else if (rc == 0)
+        print_losses(&r, o->json);
+    if (rc == 0 && o->out)
+        rc = step_result_write(&r, o->out, e);
+    if (rc < 0 && !strstr(e->msg, o->file))
+        err_prefix(e, "%s", o->file);
+    if (failed > 0)
+        rc = err_set(e, ERR_MISMATCH, "%s: %d tensors differ by more than 1e-4", o->file, failed);
+    step_result_release(&r);
+    step_case_release(&sc);
+    device_free(&d);
+    safetensors_close(&st);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {0};
+    struct err e = {0};
+    int status = parse_options(argc, argv, &o);
+    if (status >= 0)
+        return status;
+    if (step(&o, &e) < 0) {
+        fprintf(stderr, "fb-step: %s\n", e.msg);
+        return 1;
+    }
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "fb-step: standard output: cannot be written\n");
+        return 1;
+    }
+    return 0;
+}
