@@ -1,0 +1,166 @@
+#include "ops/child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/fs.h"
+
+#define SECOND_NS     1000000000ll
+#define FIRST_DELAY   (SECOND_NS / 2)
+#define LONGEST_DELAY (30 * SECOND_NS)
+#define SETTLED       (60 * SECOND_NS)
+#define EXIT_RESTART  111
+#define TAIL_BYTES    65536
+
+int64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * SECOND_NS + t.tv_nsec;
+}
+
+static int log_open(const char *log_dir, const char *name, struct err *e)
+{
+    char *path = mem_printf("%s/%s.log", log_dir, name);
+    char *old = mem_printf("%s.1", path);
+    struct stat st;
+    if (stat(path, &st) == 0 && st.st_size > (off_t)CHILD_LOG_BYTES)
+        rename(path, old);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0)
+        fd = err_errno(e, "%s", path);
+    free(old);
+    free(path);
+    return fd;
+}
+
+/* In the child, between fork and exec: only async-signal-safe calls. */
+static void become(const struct child *c, int log, pid_t parent)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(EXIT_RESTART);
+    if (c->nice)
+        setpriority(PRIO_PROCESS, 0, c->nice);
+    int null = open("/dev/null", O_RDONLY);
+    dup2(null, 0);
+    dup2(log, 1);
+    dup2(log, 2);
+    execv(c->argv[0], c->argv);
+    dprintf(2, "%s: %s\n", c->argv[0], strerror(errno));
+    _exit(1);
+}
+
+int child_start(struct child *c, const char *log_dir, struct err *e)
+{
+    int log = log_open(log_dir, c->name, e);
+    if (log < 0)
+        return log;
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0)
+        become(c, log, parent);
+    close(log);
+    if (pid < 0)
+        return err_errno(e, "%s: cannot start a process", c->name);
+    c->pid = pid;
+    c->state = CHILD_RUNNING;
+    c->started_ns = clock_ns();
+    return 0;
+}
+
+enum child_verdict child_ended(struct child *c, int status, int64_t now)
+{
+    c->pid = 0;
+    c->status = status;
+    c->state = CHILD_OUT;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return CHILD_LEFT;
+    if (WIFEXITED(status) && WEXITSTATUS(status) != EXIT_RESTART)
+        return CHILD_FATAL;
+    if (c->delay_ns == 0 || now - c->started_ns >= SETTLED)
+        c->delay_ns = FIRST_DELAY;
+    c->state = CHILD_WAITING;
+    c->restart_ns = now + c->delay_ns;
+    c->restarts++;
+    c->delay_ns = c->delay_ns * 2 < LONGEST_DELAY ? c->delay_ns * 2 : LONGEST_DELAY;
+    return CHILD_RESTART;
+}
+
+void child_signal(const struct child *c, int sig)
+{
+    if (c->state == CHILD_RUNNING && c->pid > 0)
+        kill(c->pid, sig);
+}
+
+void child_release(struct child *c)
+{
+    for (int i = 0; i < CHILD_MAX_ARGS; i++)
+        free(c->argv[i]);
+    memset(c, 0, sizeof *c);
+}
+
+void child_end_words(int status, char out[64])
+{
+    if (WIFSIGNALED(status))
+        snprintf(out, 64, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else
+        snprintf(out, 64, "exit %d", WEXITSTATUS(status));
+}
+
+/* Reads the last TAIL_BYTES of a file; what cannot be read is empty. */
+static void file_tail(const char *path, struct buf *out)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    buf_clear(out);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && st.st_size > TAIL_BYTES)
+        lseek(fd, st.st_size - TAIL_BYTES, SEEK_SET);
+    buf_reserve(out, TAIL_BYTES + 1);
+    ssize_t n;
+    while (out->len < TAIL_BYTES && (n = read(fd, out->data + out->len, TAIL_BYTES - out->len)) > 0)
+        out->len += (size_t)n;
+    out->data[out->len] = 0;
+    close(fd);
+}
+
+static int tells_error(const char *line)
+{
+    return strstr(line, "level=error") || strncmp(line, "fb-", 3) == 0 || strstr(line, ": bug: ") ||
+           strstr(line, "ERROR: ");
+}
+
+void log_last_error(const char *path, struct buf *out)
+{
+    struct buf tail = BUF_INIT;
+    const char *best = NULL;
+    char *save = NULL;
+    int best_is_error = 0;
+    file_tail(path, &tail);
+    buf_clear(out);
+    for (char *line = tail.len ? strtok_r(tail.data, "\n", &save) : NULL; line;
+         line = strtok_r(NULL, "\n", &save)) {
+        int is_error = tells_error(line);
+        if (is_error || !best_is_error)
+            best = line;
+        best_is_error |= is_error;
+    }
+    buf_add_str(out, best ? best : "");
+    buf_release(&tail);
+}

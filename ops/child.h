@@ -1,0 +1,60 @@
+/*
+ * One daemon under the supervisor: started with its log, ended, restarted with back-off.
+ *
+ *     child_start(&c, log_dir, &e);
+ *     … waitpid(c.pid, &status, WNOHANG) …
+ *     if (child_ended(&c, status, now) == CHILD_RESTART)
+ *         … when now ≥ c.restart_ns: child_start() again
+ *
+ * What an exit means: 0 it left; 111 or a signal: restart it; anything else (1, 2, 100): do not,
+ * and the run stops. A child dies with its parent and leaves its terminal's Ctrl-C to the parent.
+ */
+#ifndef OPS_CHILD_H
+#define OPS_CHILD_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "common/err.h"
+#include "common/mem.h"
+
+#define CHILD_MAX_ARGS  12
+#define CHILD_LOG_BYTES (16u << 20) /* a log over this is moved to NAME.log.1 at the next start */
+
+enum child_state { CHILD_OUT, CHILD_RUNNING, CHILD_WAITING };
+enum child_verdict { CHILD_LEFT, CHILD_RESTART, CHILD_FATAL };
+
+struct child {
+    char name[32];              /* names its log: "trainer-0" */
+    char *argv[CHILD_MAX_ARGS]; /* NULL-terminated; argv[0] is a path; owned */
+    int nice;                   /* added to the niceness */
+    enum child_state state;
+    pid_t pid;
+    int status; /* of waitpid, when it ended last */
+    int restarts;
+    int64_t delay_ns; /* back-off before the next restart */
+    int64_t started_ns, restart_ns;
+};
+
+int64_t clock_ns(void); /* monotonic */
+
+/* Starts it with stdout and stderr appended to log_dir/NAME.log and stdin empty. */
+int child_start(struct child *c, const char *log_dir, struct err *e);
+
+/*
+ * Takes in the status of its end at `now`: state and, for CHILD_RESTART, restart_ns. The back-off
+ * is 0.5 s doubling to 30 s; a child that ran for a minute starts over at 0.5 s.
+ */
+enum child_verdict child_ended(struct child *c, int status, int64_t now);
+
+void child_signal(const struct child *c, int sig); /* nothing when it is not running */
+void child_release(struct child *c);               /* frees argv */
+
+/* "exit 111", "signal 9 (Killed)" */
+void child_end_words(int status, char out[64]);
+
+/* The last line of a log that tells of an error (level=error, or "name: …"), else its last line;
+ * empty when there is none. */
+void log_last_error(const char *path, struct buf *out);
+
+#endif
