@@ -5,6 +5,9 @@
 
 FLAVOUR  ?= release
 B        := build/$(FLAVOUR)
+# make V=1 shows the commands in full.
+Q        := $(if $(V),,@)
+say       = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 CC       ?= gcc
 ifeq ($(origin CC),default)
 CC       := gcc
@@ -60,29 +63,34 @@ FORCE:
 
 $(B)/obj/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 define lib_rule
 $(B)/lib$(1).a: $(patsubst %.c,$(B)/obj/%.o,$(call srcs_of,$(1)))
 	@rm -f $$@
-	ar rcs $$@ $$^
+	$(call say,ar,$$@)
+	$(Q)ar rcs $$@ $$^
 endef
 $(foreach f,$(LINK),$(eval $(call lib_rule,$(f))))
 
 define bin_rule
 $(B)/bin/$(basename $(notdir $(1))): $(B)/obj/$(1:.c=.o) $(LIBS)
 	@mkdir -p $$(@D)
-	$(CC) $(LDFLAGS) -o $$@ $$< $(LIBS) $(LDLIBS)
+	$(call say,link,$$@)
+	$(Q)$(CC) $(LDFLAGS) -o $$@ $$< $(LIBS) $(LDLIBS)
 endef
 $(foreach m,$(MAINS),$(eval $(call bin_rule,$(m))))
 
 $(B)/tests/%: $(B)/obj/tests/unit/%.o $(patsubst %.c,$(B)/obj/%.o,$(TEST_HELP)) $(LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -lcmocka $(LDLIBS)
+	$(call say,link,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -lcmocka $(LDLIBS)
 
 build/fuzz/fuzzers/%: build/fuzz/obj/tests/fuzz/%.o $(patsubst $(B)/%,build/fuzz/%,$(LIBS))
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $< $(patsubst $(B)/%,build/fuzz/%,$(LIBS)) $(LDLIBS)
+	$(call say,link,$@)
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $< $(patsubst $(B)/%,build/fuzz/%,$(LIBS)) $(LDLIBS)
 
 tests-build: $(TEST_BINS) $(BINS)
 

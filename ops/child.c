@@ -10,24 +10,15 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "common/fs.h"
+#include "common/clock.h"
 
-#define SECOND_NS     1000000000ll
-#define FIRST_DELAY   (SECOND_NS / 2)
-#define LONGEST_DELAY (30 * SECOND_NS)
-#define SETTLED       (60 * SECOND_NS)
+#define FIRST_DELAY   0.5
+#define LONGEST_DELAY 30.0
+#define SETTLED       60.0
 #define EXIT_RESTART  111
 #define TAIL_BYTES    65536
-
-int64_t clock_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * SECOND_NS + t.tv_nsec;
-}
 
 static int log_open(const char *log_dir, const char *name, struct err *e)
 {
@@ -79,11 +70,11 @@ int child_start(struct child *c, const char *log_dir, struct err *e)
         return err_errno(e, "%s: cannot start a process", c->name);
     c->pid = pid;
     c->state = CHILD_RUNNING;
-    c->started_ns = clock_ns();
+    c->started_at = clock_seconds();
     return 0;
 }
 
-enum child_verdict child_ended(struct child *c, int status, int64_t now)
+enum child_verdict child_ended(struct child *c, int status, double now)
 {
     c->pid = 0;
     c->status = status;
@@ -92,12 +83,12 @@ enum child_verdict child_ended(struct child *c, int status, int64_t now)
         return CHILD_LEFT;
     if (WIFEXITED(status) && WEXITSTATUS(status) != EXIT_RESTART)
         return CHILD_FATAL;
-    if (c->delay_ns == 0 || now - c->started_ns >= SETTLED)
-        c->delay_ns = FIRST_DELAY;
+    if (c->delay <= 0 || now - c->started_at >= SETTLED)
+        c->delay = FIRST_DELAY;
     c->state = CHILD_WAITING;
-    c->restart_ns = now + c->delay_ns;
+    c->restart_at = now + c->delay;
     c->restarts++;
-    c->delay_ns = c->delay_ns * 2 < LONGEST_DELAY ? c->delay_ns * 2 : LONGEST_DELAY;
+    c->delay = c->delay * 2 < LONGEST_DELAY ? c->delay * 2 : LONGEST_DELAY;
     return CHILD_RESTART;
 }
 

@@ -4,7 +4,7 @@
  *     child_start(&c, log_dir, &e);
  *     … waitpid(c.pid, &status, WNOHANG) …
  *     if (child_ended(&c, status, now) == CHILD_RESTART)
- *         … when now ≥ c.restart_ns: child_start() again
+ *         … when now ≥ c.restart_at: child_start() again
  *
  * What an exit means: 0 it left; 111 or a signal: restart it; anything else (1, 2, 100): do not,
  * and the run stops. A child dies with its parent and leaves its terminal's Ctrl-C to the parent.
@@ -12,7 +12,6 @@
 #ifndef OPS_CHILD_H
 #define OPS_CHILD_H
 
-#include <stdint.h>
 #include <sys/types.h>
 
 #include "common/err.h"
@@ -32,20 +31,18 @@ struct child {
     pid_t pid;
     int status; /* of waitpid, when it ended last */
     int restarts;
-    int64_t delay_ns; /* back-off before the next restart */
-    int64_t started_ns, restart_ns;
+    double delay;                  /* back-off before the next restart, seconds */
+    double started_at, restart_at; /* clock_seconds() */
 };
-
-int64_t clock_ns(void); /* monotonic */
 
 /* Starts it with stdout and stderr appended to log_dir/NAME.log and stdin empty. */
 int child_start(struct child *c, const char *log_dir, struct err *e);
 
 /*
- * Takes in the status of its end at `now`: state and, for CHILD_RESTART, restart_ns. The back-off
+ * Takes in the status of its end at `now`: state and, for CHILD_RESTART, restart_at. The back-off
  * is 0.5 s doubling to 30 s; a child that ran for a minute starts over at 0.5 s.
  */
-enum child_verdict child_ended(struct child *c, int status, int64_t now);
+enum child_verdict child_ended(struct child *c, int status, double now);
 
 void child_signal(const struct child *c, int sig); /* nothing when it is not running */
 void child_release(struct child *c);               /* frees argv */
