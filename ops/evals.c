@@ -43,9 +43,8 @@ static double number(const json_t *j, const char *key)
     return json_is_number(v) ? json_number_value(v) : NAN;
 }
 
-static void take_loss(struct eval_row *r, const json_t *result)
+static void take_loss(struct eval_row *r, const char *regime, const json_t *result)
 {
-    const char *regime = json_string_value(json_object_get(result, "regime"));
     const json_t *passes = json_object_get(result, "passes"), *p;
     size_t i;
     for (int g = 0; regime && g < REGIME_COUNT; g++)
@@ -63,12 +62,21 @@ static void take_loss(struct eval_row *r, const json_t *result)
     }
 }
 
-static void take_result(struct evals *t, const char *suite, int64_t step, const json_t *result)
+/* Takes j when it is {suite, step, regime, …} with the numbers in it or under "result". */
+static int take_result(struct evals *t, const json_t *j)
 {
-    if (strcmp(suite, suite_name(SUITE_LOSS)) == 0)
-        take_loss(row_of(t, step), result);
-    else if (strcmp(suite, suite_name(SUITE_FIXED_POINT)) == 0)
-        row_of(t, step)->contraction = number(result, "contraction");
+    const json_t *result = json_object_get(j, "result"), *step = json_object_get(j, "step");
+    const char *suite = json_string_value(json_object_get(j, "suite"));
+    if (!suite || !json_is_integer(step) || json_integer_value(step) < 0)
+        return 0;
+    if (!json_is_object(result))
+        result = j;
+    if (strcmp(suite, suite_name(SUITE_LOSS)) == 0 && json_object_get(result, "nats_per_token"))
+        take_loss(row_of(t, json_integer_value(step)),
+            json_string_value(json_object_get(j, "regime")), result);
+    else if (json_object_get(result, "contraction"))
+        row_of(t, json_integer_value(step))->contraction = number(result, "contraction");
+    return 1;
 }
 
 static void take_any(struct evals *t, const json_t *j, int depth)
@@ -76,15 +84,8 @@ static void take_any(struct evals *t, const json_t *j, int depth)
     const json_t *part;
     const char *key;
     size_t i;
-    if (depth == 0)
+    if (depth == 0 || take_result(t, j))
         return;
-    const char *suite = json_string_value(json_object_get(j, "suite"));
-    const json_t *step = json_object_get(j, "step");
-    int has_numbers = json_object_get(j, "nats_per_token") || json_object_get(j, "contraction");
-    if (suite && json_is_integer(step) && has_numbers) {
-        take_result(t, suite, json_integer_value(step), j);
-        return;
-    }
     json_array_foreach(j, i, part) take_any(t, part, depth - 1);
     if (json_is_object(j)) {
         /* The iterator is not const; nothing is changed. */

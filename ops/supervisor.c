@@ -61,17 +61,18 @@ int supervisor_check(const char *bin_dir, struct err *e)
     return 0;
 }
 
-/* Adds `program RUN arg value` under `name`. */
+/* Adds `program --run RUN arg value` under `name`. */
 static void add(struct supervisor *s, const char *bin_dir, const char *program, const char *name,
     const char *arg, const char *value)
 {
     struct child *c = &s->kids[s->count++];
     snprintf(c->name, sizeof c->name, "%s", name);
     c->argv[0] = mem_printf("%s/%s", bin_dir, program);
-    c->argv[1] = mem_strdup(s->run->path);
+    c->argv[1] = mem_strdup("--run");
+    c->argv[2] = mem_strdup(s->run->path);
     if (arg) {
-        c->argv[2] = mem_strdup(arg);
-        c->argv[3] = mem_strdup(value);
+        c->argv[3] = mem_strdup(arg);
+        c->argv[4] = mem_strdup(value);
     }
 }
 
@@ -196,12 +197,26 @@ static void reap(struct supervisor *s)
                 child_gone(s, &s->kids[i], status);
 }
 
+/* What left when its work was done stays away. */
+static int not_needed(const struct supervisor *s, const struct child *c)
+{
+    static const char *const states[] = {"evaluating", "finished", "stopped", "failed"};
+    if (c->status != 0)
+        return 0;
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++)
+        if (strcmp(view_state(s->view), states[i]) == 0)
+            return 1;
+    return 0;
+}
+
 static int start_due(struct supervisor *s)
 {
     double now = clock_seconds();
     for (int i = 0; i < s->count && s->stage < LEAVING; i++) {
         struct child *c = &s->kids[i];
-        if (c->state == CHILD_WAITING && now >= c->restart_at) {
+        if (c->state == CHILD_WAITING && now >= c->restart_at && not_needed(s, c)) {
+            c->state = CHILD_OUT;
+        } else if (c->state == CHILD_WAITING && now >= c->restart_at) {
             int rc = child_start(c, s->logs, s->e);
             if (rc < 0)
                 return rc;

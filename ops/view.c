@@ -157,16 +157,39 @@ void view_print_line(const struct view *v, struct buf *out)
         buf_printf(out, "  saved %" PRId64, v->checkpoint);
 }
 
+/* "scheduler, loader, trainer 0, evaluator 0 (silent for 4 s)" */
 static void print_members(const struct view *v, struct buf *out)
 {
     const json_t *members = json_object_get(v->status, "members"), *m;
     size_t i;
+    buf_add_str(out, "scheduler");
     json_array_foreach(members, i, m)
     {
         const char *role = json_string_value(json_object_get(m, "role"));
-        const char *state = json_string_value(json_object_get(m, "state"));
-        buf_printf(out, "%s%s %s", i ? ", " : "", role ? role : "?", state ? state : "");
+        double age = json_number_value(json_object_get(m, "age_seconds"));
+        buf_printf(out, ", %s", role ? role : "?");
+        if (age > 3)
+            buf_printf(out, " (silent for %.0f s)", age);
     }
+}
+
+static void print_jobs(const struct view *v, struct buf *out)
+{
+    const json_t *jobs = json_object_get(v->status, "jobs");
+    json_int_t leased = json_integer_value(json_object_get(jobs, "leased"));
+    json_int_t pending = json_integer_value(json_object_get(jobs, "pending"));
+    if (leased + pending > 0)
+        buf_printf(out, "   evaluations: %lld running, %lld waiting", (long long)leased,
+            (long long)pending);
+}
+
+static void print_warning(const struct view *v, struct buf *out)
+{
+    const json_t *warnings = json_object_get(v->status, "warnings");
+    size_t n = json_array_size(warnings);
+    const char *last = n ? json_string_value(json_array_get(warnings, n - 1)) : NULL;
+    if (last)
+        buf_printf(out, "warn   %s\n", last);
 }
 
 void view_print_live(const struct view *v, int width, struct buf *out)
@@ -188,11 +211,13 @@ void view_print_live(const struct view *v, int width, struct buf *out)
         buf_printf(out, "saved  step %" PRId64, v->checkpoint);
     else
         buf_add_str(out, "saved  nothing yet");
-    if (json_array_size(json_object_get(v->status, "members"))) {
-        buf_add_str(out, "   running ");
+    if (v->status) {
+        buf_add_str(out, "   alive ");
         print_members(v, out);
+        print_jobs(v, out);
     }
     buf_add_char(out, '\n');
+    print_warning(v, out);
     if (v->evals.count) {
         buf_add_str(out, "validation, nats/token\n");
         evals_print(&v->evals, LIVE_EVAL_ROWS, out);
