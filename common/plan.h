@@ -12,6 +12,8 @@
 #include "common/hash.h"
 
 #define PLAN_VERSION 1
+#define PLAN_BLOCK_SLOTS 4096    /* ordinals of a block, over which the weights hold exactly */
+#define PLAN_VAL_EPOCH 0xffffu   /* the epoch field of a validation sample's id; training stays below */
 
 /* One source of the plan: what its manifest said when the plan was made. */
 struct plan_source {
@@ -37,6 +39,7 @@ struct plan {
 int plan_make(const struct config *c, struct plan *out, struct err *e);
 /* Reads plan.json back; refuses another version and a text whose values do not pass config's checks. */
 int plan_load(const char *path, struct plan *out, struct err *e);
+int plan_parse(const char *json, size_t n, const char *name, struct plan *out, struct err *e);
 void plan_release(struct plan *p);
 
 /* -- the schedule. Steps count from 0 to steps − 1. -- */
