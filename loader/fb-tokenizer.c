@@ -1,0 +1,440 @@
+/* fb-tokenizer: trains a byte-level BPE tokenizer, and text ↔ ids with any tokenizer.json. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/bpe_train.h"
+#include "common/fs.h"
+#include "common/mem.h"
+#include "common/progress.h"
+#include "common/tokenizer.h"
+#include "common/version.h"
+#include "loader/args.h"
+#include "loader/corpus.h"
+
+#define INPUT_MAX_BYTES ((uint64_t)4 << 30)
+#define SNIFF_BYTES     8192 /* where a NUL byte shows that a file is not text */
+
+static const char usage[] =
+    "usage: fb-tokenizer train --vocab N --out FILE [options] INPUT...\n"
+    "       fb-tokenizer encode --tokenizer FILE [--json] [TEXT|-]\n"
+    "       fb-tokenizer decode --tokenizer FILE [IDS|-]\n"
+    "       fb-tokenizer info --tokenizer FILE\n"
+    "\n"
+    "train   makes a byte-level BPE tokenizer.json (the format of Hugging Face tokenizers).\n"
+    "        INPUT: text files, .jsonl files, or directories of them, searched recursively "
+    "(hidden\n"
+    "        names, links and binary files are passed over).\n"
+    "encode  writes the ids of a text on one line. Special tokens never come from text.\n"
+    "decode  writes the text of ids (numbers, or a JSON list of them).\n"
+    "info    says what a tokenizer holds.\n"
+    "\n"
+    "  --vocab N         tokens wanted, 257 to 1048576: the bytes and <|endoftext|> count\n"
+    "  --out FILE        where the tokenizer goes\n"
+    "  --threads N       1 to 256 (default: one a core); the result is the same for any number\n"
+    "  --min-count N     merge no pair rarer than this (default: 2)\n"
+    "  --field NAME      the text of a .jsonl line (default: text)\n"
+    "  --tokenizer FILE  the tokenizer.json to use\n"
+    "  --json            write ids as a JSON list\n"
+    "  --help, --version\n";
+
+struct options {
+    struct bpe_train_opts train;
+    const char *out, *tokenizer, *field;
+    int json;
+    char **inputs;
+    int n_inputs;
+};
+
+static volatile sig_atomic_t stop_asked;
+
+static void on_signal(int sig)
+{
+    (void)sig;
+    stop_asked = 1;
+}
+
+static int stopped(void)
+{
+    return stop_asked;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal};
+    sigaction(SIGTERM, &sa, NULL);
+    sigaction(SIGINT, &sa, NULL);
+}
+
+/* Progress: one bar for each phase of training. */
+struct bar {
+    struct progress progress;
+    const char *phase;
+};
+
+static void draw(void *ctx, const char *phase, uint64_t done, uint64_t total)
+{
+    struct bar *b = ctx;
+    int bytes = strcmp(phase, "bytes") == 0;
+    if (b->phase && strcmp(b->phase, phase))
+        progress_end(&b->progress);
+    if (!b->phase || strcmp(b->phase, phase))
+        progress_start(&b->progress, bytes ? "count" : "merge", total, bytes ? "MB" : "tokens",
+            bytes ? 1e6 : 1);
+    b->phase = phase;
+    progress_at(&b->progress, done);
+}
+
+/* 1 when a file looks like text, 0 when it has a NUL byte near its start. */
+static int looks_like_text(const char *path, struct err *e)
+{
+    char head[SNIFF_BYTES];
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return err_errno(e, "%s", path);
+    size_t n = fread(head, 1, sizeof head, f);
+    int rc = ferror(f) ? err_errno(e, "%s", path) : !memchr(head, 0, n);
+    fclose(f);
+    return rc;
+}
+
+/* Counts the documents of .jsonl files; `lines` holds those files alone. */
+static int add_json_lines(
+    struct bpe_trainer *t, const struct options *o, struct corpus *lines, struct err *e)
+{
+    const struct corpus_options read = {.field = o->field, .threads = o->train.threads};
+    struct buf text = BUF_INIT;
+    int rc = lines->file_count ? corpus_scan(lines, &read, NULL, NULL, e) : 0;
+    for (size_t i = 0; rc == 0 && i < lines->count; i++) {
+        buf_clear(&text);
+        rc = corpus_text(lines, &lines->documents[i], o->field, &text, e);
+        if (rc == 0)
+            rc = bpe_trainer_add_text(t, text.data, text.len, e);
+        if (rc == 0 && stop_asked)
+            rc = err_set(e, ERR_STOPPED, "stopped while counting words");
+    }
+    buf_release(&text);
+    return rc;
+}
+
+/* Counts the words of everything that was found: text files at once, .jsonl files by document. */
+static int add_inputs(
+    struct bpe_trainer *t, const struct options *o, struct corpus *found, struct err *e)
+{
+    char **paths = mem_array(found->file_count, sizeof *paths);
+    struct corpus lines = {0};
+    lines.files = mem_array(found->file_count, sizeof *lines.files);
+    size_t n = 0;
+    int rc = 0;
+    for (size_t i = 0; rc >= 0 && i < found->file_count; i++) {
+        struct corpus_file *f = &found->files[i];
+        rc = f->given || f->jsonl ? 1 : looks_like_text(f->path, e);
+        if (rc == 1 && f->jsonl) {
+            lines.files[lines.file_count++] = *f;
+            f->path = NULL; /* ownership moves */
+        } else if (rc == 1) {
+            paths[n++] = f->path;
+        }
+    }
+    if (rc >= 0)
+        rc = bpe_trainer_add_files(t, paths, n, e);
+    if (rc == 0)
+        rc = add_json_lines(t, o, &lines, e);
+    corpus_release(&lines);
+    free(paths);
+    return rc;
+}
+
+/* Publishes the file, once it has been read back as what it claims to be. */
+static int publish(const char *path, const struct buf *json, struct err *e)
+{
+    struct tokenizer *t = NULL;
+    int rc = tokenizer_parse(json->data, json->len, &t, e);
+    tokenizer_free(&t);
+    if (rc < 0)
+        return err_prefix(e, "%s", path);
+    return fs_write_atomic(path, json->data, json->len, e);
+}
+
+static int run_train(struct options *o, struct err *e)
+{
+    struct bpe_trainer *t = NULL;
+    struct corpus found = {0};
+    struct buf json = BUF_INIT;
+    struct bpe_train_stats stats;
+    struct bar bar = {.phase = NULL};
+    o->train.progress = draw;
+    o->train.progress_ctx = &bar;
+    o->train.stopped = stopped;
+    catch_signals();
+    int rc = corpus_list((const char *const *)o->inputs, o->n_inputs, &found, e);
+    if (rc == 0)
+        rc = bpe_trainer_new(&o->train, &t, e);
+    if (rc == 0)
+        rc = add_inputs(t, o, &found, e);
+    if (rc == 0)
+        rc = bpe_trainer_finish(t, &json, &stats, e);
+    if (bar.phase)
+        progress_end(&bar.progress);
+    if (rc == 0)
+        rc = publish(o->out, &json, e);
+    if (rc == 0)
+        printf("%s: %u tokens from %.1f MB of text, %" PRIu64 " distinct words\n", o->out,
+            stats.vocab, (double)stats.text_bytes / 1e6, stats.distinct_words);
+    if (rc == 0 && stats.vocab < o->train.vocab)
+        fprintf(stderr,
+            "fb-tokenizer: no pair is left that occurs %" PRIu64
+            " times: %u tokens instead of %u; more text would give more\n",
+            o->train.min_count, stats.vocab, o->train.vocab);
+    bpe_trainer_free(&t);
+    corpus_release(&found);
+    buf_release(&json);
+    return rc;
+}
+
+/* All of a file or, for "-" or nothing, of standard input. */
+static int read_input(const struct options *o, struct buf *out, struct err *e)
+{
+    const char *path = o->n_inputs ? o->inputs[0] : "-";
+    if (strcmp(path, "-"))
+        return fs_read(path, INPUT_MAX_BYTES, out, e);
+    for (;;) {
+        buf_reserve(out, 1 << 16);
+        ssize_t n = read(STDIN_FILENO, out->data + out->len, 1 << 16);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_errno(e, "standard input");
+        if (n == 0)
+            return 0;
+        out->len += (size_t)n;
+        if (out->len > INPUT_MAX_BYTES)
+            return err_set(
+                e, ERR_INPUT, "standard input: larger than %" PRIu64 " bytes", INPUT_MAX_BYTES);
+    }
+}
+
+static int write_ids(const struct ids *ids, int json)
+{
+    if (json)
+        putchar('[');
+    for (size_t i = 0; i < ids->len; i++)
+        printf("%s%" PRIu32, i == 0 ? "" : json ? ", " : " ", ids->data[i]);
+    puts(json ? "]" : "");
+    return 0;
+}
+
+static int run_encode(struct options *o, struct err *e)
+{
+    struct tokenizer *t = NULL;
+    struct tokenizer_scratch *s = NULL;
+    struct buf text = BUF_INIT;
+    struct ids ids = {0};
+    int rc = tokenizer_load(o->tokenizer, &t, e);
+    if (rc == 0)
+        rc = read_input(o, &text, e);
+    if (rc == 0) {
+        s = tokenizer_scratch_new(t);
+        rc = tokenizer_encode(t, s, text.data, text.len, &ids, e);
+    }
+    if (rc == 0)
+        rc = write_ids(&ids, o->json);
+    ids_release(&ids);
+    buf_release(&text);
+    tokenizer_scratch_free(&s);
+    tokenizer_free(&t);
+    return rc;
+}
+
+/* Reads decimal numbers set apart by blanks, or a JSON list of them. */
+static int parse_ids(const struct buf *text, struct ids *out, struct err *e)
+{
+    static const char separators[] = " \t\r\n,[]";
+    for (size_t i = 0; i < text->len;) {
+        if (text->data[i] && strchr(separators, text->data[i])) {
+            i++;
+            continue;
+        }
+        uint64_t id = 0;
+        size_t start = i;
+        for (; i < text->len && text->data[i] >= '0' && text->data[i] <= '9'; i++)
+            id = id > UINT32_MAX ? id : id * 10 + (uint64_t)(text->data[i] - '0');
+        int ended = i == text->len || (text->data[i] && strchr(separators, text->data[i]));
+        if (i == start || !ended || id > UINT32_MAX)
+            return err_set(e, ERR_INPUT, "byte %zu: a token id is expected", start);
+        ids_add(out, (uint32_t)id);
+    }
+    return 0;
+}
+
+static int run_decode(struct options *o, struct err *e)
+{
+    struct tokenizer *t = NULL;
+    struct buf input = BUF_INIT, text = BUF_INIT;
+    struct ids ids = {0};
+    int rc = tokenizer_load(o->tokenizer, &t, e);
+    if (rc == 0)
+        rc = read_input(o, &input, e);
+    if (rc == 0)
+        rc = parse_ids(&input, &ids, e);
+    if (rc == 0)
+        rc = tokenizer_decode(t, ids.data, ids.len, &text, e);
+    if (rc == 0)
+        fwrite(text.data, 1, text.len, stdout);
+    ids_release(&ids);
+    buf_release(&input);
+    buf_release(&text);
+    tokenizer_free(&t);
+    return rc;
+}
+
+static int run_info(struct options *o, struct err *e)
+{
+    struct tokenizer *t = NULL;
+    int rc = tokenizer_load(o->tokenizer, &t, e);
+    if (rc < 0)
+        return rc;
+    int vocab = tokenizer_vocab(t), longest = 0, special = 0;
+    uint64_t bytes = 0;
+    for (int id = 0; id < vocab; id++) {
+        int n = tokenizer_bytes_of(t, (uint32_t)id);
+        special += tokenizer_is_special(t, (uint32_t)id);
+        bytes += (uint64_t)n;
+        longest = n > longest ? n : longest;
+    }
+    printf("tokens      %d (ids 0 to %d)\n", vocab, vocab - 1);
+    printf("special     %d\n", special);
+    printf("%s id %d\n", TOKENIZER_EOT, tokenizer_eot(t));
+    printf("bytes       %.2f a token on average, %d in the longest\n",
+        (double)bytes / (double)(vocab - special), longest);
+    printf("sha256      %s\n", tokenizer_sha256(t));
+    tokenizer_free(&t);
+    return 0;
+}
+
+enum { NEED_VOCAB = 1, NEED_OUT = 2, NEED_TOKENIZER = 4, NEED_INPUT = 8 };
+
+static const struct command {
+    const char *name;
+    int (*run)(struct options *o, struct err *e);
+    int needs, inputs_max; /* 0: any number */
+} commands[] = {
+    {"train", run_train, NEED_VOCAB | NEED_OUT | NEED_INPUT, 0},
+    {"encode", run_encode, NEED_TOKENIZER, 1},
+    {"decode", run_decode, NEED_TOKENIZER, 1},
+    {"info", run_info, NEED_TOKENIZER, 0},
+};
+
+static int fail_usage(const char *what)
+{
+    fprintf(stderr, "fb-tokenizer: %s; see fb-tokenizer --help\n", what);
+    return 2;
+}
+
+static int take_option(struct options *o, int opt, const char *value)
+{
+    uint64_t n = 0;
+    int rc = 0;
+    switch (opt) {
+    case 'v':
+        rc = arg_u64(value, BPE_TRAIN_VOCAB_MIN, BPE_TRAIN_VOCAB_MAX, &n);
+        o->train.vocab = (uint32_t)n;
+        break;
+    case 'n':
+        rc = arg_u64(value, 1, BPE_TRAIN_MAX_THREADS, &n);
+        o->train.threads = (int)n;
+        break;
+    case 'm':
+        rc = arg_u64(value, 1, UINT64_MAX, &o->train.min_count);
+        break;
+    case 'o':
+        o->out = value;
+        break;
+    case 't':
+        o->tokenizer = value;
+        break;
+    case 'f':
+        o->field = value;
+        break;
+    case 'j':
+        o->json = 1;
+        break;
+    }
+    return rc;
+}
+
+static int check_needs(const struct command *c, const struct options *o)
+{
+    if ((c->needs & NEED_VOCAB) && !o->train.vocab)
+        return fail_usage("--vocab N is needed");
+    if ((c->needs & NEED_OUT) && !o->out)
+        return fail_usage("--out FILE is needed");
+    if ((c->needs & NEED_TOKENIZER) && !o->tokenizer)
+        return fail_usage("--tokenizer FILE is needed");
+    if ((c->needs & NEED_INPUT) && !o->n_inputs)
+        return fail_usage("at least one INPUT is needed");
+    if (c->inputs_max && o->n_inputs > c->inputs_max)
+        return fail_usage("only one input is taken");
+    return -1;
+}
+
+/* -1: go on with *command; else the exit code. */
+static int parse(int argc, char **argv, struct options *o, const struct command **command)
+{
+    static const struct option long_options[] = {{"vocab", 1, NULL, 'v'}, {"out", 1, NULL, 'o'},
+        {"threads", 1, NULL, 'n'}, {"min-count", 1, NULL, 'm'}, {"field", 1, NULL, 'f'},
+        {"tokenizer", 1, NULL, 't'}, {"json", 0, NULL, 'j'}, {"help", 0, NULL, 'h'},
+        {"version", 0, NULL, 'V'}, {0}};
+    int opt, index = 0;
+    while ((opt = getopt_long(argc, argv, "", long_options, &index)) != -1) {
+        if (opt == 'h') {
+            fputs(usage, stdout);
+            return 0;
+        }
+        if (opt == 'V') {
+            puts("fb-tokenizer " FULLBAND_VERSION);
+            return 0;
+        }
+        if (opt == '?')
+            return 2; /* getopt has said what */
+        if (take_option(o, opt, optarg) < 0) {
+            fprintf(stderr, "fb-tokenizer: --%s: %s: not within its bounds; see --help\n",
+                long_options[index].name, optarg);
+            return 2;
+        }
+    }
+    if (optind == argc)
+        return fail_usage("train, encode, decode or info is needed");
+    o->inputs = argv + optind + 1;
+    o->n_inputs = argc - optind - 1;
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (!strcmp(argv[optind], commands[i].name))
+            *command = &commands[i];
+    return *command ? check_needs(*command, o) : fail_usage("no such command");
+}
+
+int main(int argc, char **argv)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    struct options o = {.train = BPE_TRAIN_OPTS_DEFAULT, .field = "text"};
+    const struct command *command = NULL;
+    struct err e = {0};
+    o.train.vocab = 0;
+    o.train.threads = cores < 1                       ? 1
+                      : cores > BPE_TRAIN_MAX_THREADS ? BPE_TRAIN_MAX_THREADS
+                                                      : (int)cores;
+    int code = parse(argc, argv, &o, &command);
+    if (code >= 0)
+        return code;
+    int rc = command->run(&o, &e);
+    if (rc == 0 && (fflush(stdout) || ferror(stdout)))
+        rc = err_errno(&e, "standard output");
+    if (rc < 0)
+        fprintf(stderr, "fb-tokenizer: %s\n", e.msg);
+    return rc == 0 ? 0 : 1;
+}
