@@ -228,10 +228,26 @@ static int scan_jsonl(struct scan *s, struct found *f, size_t file, struct err *
     return rc;
 }
 
+/* Is a file of a directory something else than text, as far as its beginning tells? */
+static int looks_binary(const char *path)
+{
+    char head[4096];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
+    if (fd >= 0)
+        close(fd);
+    return n > 0 && memchr(head, 0, (size_t)n) != NULL;
+}
+
 static int scan_text(struct scan *s, struct found *f, size_t file, struct err *e)
 {
     const struct corpus_file *p = &s->c->files[file];
     struct buf b = BUF_INIT;
+    if (!p->given && looks_binary(p->path)) {
+        f->binary++;
+        atomic_fetch_add(&s->done, p->bytes);
+        return 0;
+    }
     int rc = fs_read(p->path, CORPUS_MAX_DOCUMENT, &b, e);
     if (rc < 0)
         err_prefix(e, "one document a file (split it, or use .jsonl)");
