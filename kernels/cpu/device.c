@@ -14,7 +14,7 @@
 static void *cpu_alloc(struct device *d, size_t bytes)
 {
     (void)d;
-    if (bytes > SIZE_MAX - ALIGN)
+    if (bytes > PTRDIFF_MAX - ALIGN)
         return NULL;
     size_t rounded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     if (rounded == 0)
