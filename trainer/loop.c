@@ -31,6 +31,7 @@
 #define STEPS_AHEAD     4
 #define FEED_BYTE_CAP   (64u << 20)
 #define FEED_RETRY_MS   2000
+#define GRANT_WINDOW    64  /* grants may run ahead of the steps by so many */
 #define WAIT_MS         250 /* longest sleep of the loop */
 
 struct trainer {
@@ -43,16 +44,18 @@ struct trainer {
     struct saver *saver;
     int signal_fd;
 
-    uint32_t epoch;  /* run epoch of the loaded state; 0: nothing loaded yet */
-    int64_t step;    /* the next one to run */
-    int64_t ready;   /* the step READY was sent for, or −1 */
-    int64_t granted; /* the step that may run, or −1 */
-    int save_after_grant;
-    int64_t save_at;           /* CHECKPOINT: when so many steps are done; −1 none */
-    struct saver_result saved; /* the last result; step −1 none */
-    double saver_wait;         /* seconds spent waiting for the save before */
-    double idle_since;         /* the end of the last step, or of loading */
-    int leaving;               /* the loop ends with `status` */
+    uint32_t epoch;                   /* run epoch of the loaded state; 0: nothing loaded yet */
+    int64_t step;                     /* the next one to run */
+    int64_t ready;                    /* READY was sent for the steps before this one */
+    int64_t granted;                  /* the steps before this one may run */
+    uint8_t save_after[GRANT_WINDOW]; /* of granted steps, at step mod GRANT_WINDOW */
+    int save_due;                     /* the grant of the step just done asked for a checkpoint */
+    int64_t save_at;                  /* CHECKPOINT: when so many steps are done; −1 none */
+    int64_t saving;                   /* the step being written, under epoch; −1 none */
+    struct saver_result saved;        /* the last result; step −1 none */
+    double saver_wait;                /* seconds spent waiting for the save before */
+    double idle_since;                /* the end of the last step, or of loading */
+    int leaving;                      /* the loop ends with `status` */
     int status;
     char reason[1024]; /* for BYE */
 };
@@ -133,6 +136,7 @@ static void poll_saver(struct trainer *t, int timeout_ms)
     if (!saver_poll(t->saver, timeout_ms, &r))
         return;
     r.stall_seconds += t->saver_wait;
+    t->saving = -1;
     if (r.err.code)
         log_error("checkpoint failed", "step=%" PRId64 " error=\"%s\"", r.step, r.err.msg);
     else
@@ -162,7 +166,6 @@ static void save(struct trainer *t)
     struct saver_source src = engine_source(t->engine);
     struct err e = {0};
     double start = clock_seconds();
-    t->save_at = -1;
     while (saver_busy(t->saver)) {
         if (step_is_void(t))
             return;
@@ -173,7 +176,9 @@ static void save(struct trainer *t)
         t->saved = (struct saver_result){.step = t->step, .run_epoch = t->epoch, .err = e};
         log_error("checkpoint failed", "step=%" PRId64 " error=\"%s\"", t->step, e.msg);
         send_saved(t, &t->saved);
+        return;
     }
+    t->saving = t->step;
 }
 
 /* -- messages of the scheduler ---------------------------------------------------------------- */
@@ -220,8 +225,10 @@ static int on_load(struct trainer *t, const struct message *m, const json_t *j, 
     if (rc < 0)
         return rc;
     t->epoch = m->head.run_epoch;
-    t->ready = t->granted = t->save_at = -1;
-    t->saved.step = -1;
+    t->ready = t->granted = t->step;
+    t->save_due = 0;
+    t->save_at = -1;
+    t->saving = t->saved.step = -1;
     feed_restart(t->feed, t->epoch, t->step);
     t->idle_since = clock_seconds();
     const char *name = json_string_value(json_object_get(j, "checkpoint"));
@@ -236,12 +243,12 @@ static int on_grant(struct trainer *t, const struct message *m, const json_t *j,
     int64_t step = -1;
     (void)m;
     (void)e;
-    if (!json_step(j, &step) || step != t->step) {
-        log_warn("grant ignored", "step=%" PRId64 " expected=%" PRId64, step, t->step);
+    if (!json_step(j, &step) || step != t->granted || step >= t->step + GRANT_WINDOW) {
+        log_warn("grant ignored", "step=%" PRId64 " expected=%" PRId64, step, t->granted);
         return 0;
     }
-    t->granted = step;
-    t->save_after_grant = json_is_true(json_object_get(j, "checkpoint"));
+    t->save_after[step % GRANT_WINDOW] = json_is_true(json_object_get(j, "checkpoint"));
+    t->granted++;
     return 0;
 }
 
@@ -321,7 +328,6 @@ static void run_step(struct trainer *t)
 {
     struct engine_report r;
     double start = clock_seconds(), waited = start - t->idle_since;
-    t->granted = -1;
     if (!engine_step(t->engine, t->feed, t->step, step_is_void, t, &r))
         return;
     t->idle_since = clock_seconds();
@@ -330,31 +336,32 @@ static void run_step(struct trainer *t)
             r.total);
     send_step(t, &r, t->idle_since - start, waited);
     feed_done(t->feed, t->step);
+    t->save_due = t->save_after[t->step % GRANT_WINDOW];
     t->step++;
-    if (t->save_after_grant)
-        t->save_at = t->step;
 }
 
-/* A save that is due: again only if it failed before; otherwise the scheduler hears the result once
- * more. */
+/* A save that is due. One that is being written answers for itself; of one that is written the
+ * scheduler hears the result once more; one that failed is tried again. */
 static void save_if_due(struct trainer *t)
 {
-    if (t->save_at != t->step || t->epoch == 0)
+    if (t->epoch == 0 || (!t->save_due && t->save_at != t->step))
         return;
-    if (t->saved.step != t->step || t->saved.err.code) {
-        save(t);
-        return;
-    }
+    t->save_due = 0;
     t->save_at = -1;
-    send_saved(t, &t->saved);
+    if (t->saving == t->step)
+        return;
+    if (t->saved.step == t->step && t->saved.run_epoch == t->epoch && t->saved.err.code == 0)
+        send_saved(t, &t->saved);
+    else
+        save(t);
 }
 
+/* Steps are announced as soon as they are held, so that grants come while a step runs. */
 static void announce_ready(struct trainer *t)
 {
-    if (t->epoch == 0 || t->ready == t->step || !feed_ready(t->feed, t->step))
-        return;
-    t->ready = t->step;
-    uplink_send(t->uplink, WIRE_READY, t->epoch, json_pack("{s:I}", "step", (json_int_t)t->step));
+    for (; t->epoch && feed_ready(t->feed, t->ready); t->ready++)
+        uplink_send(
+            t->uplink, WIRE_READY, t->epoch, json_pack("{s:I}", "step", (json_int_t)t->ready));
 }
 
 static int sleep_until_something(struct trainer *t, struct err *e)
@@ -375,7 +382,7 @@ static int turn(struct trainer *t, struct err *e)
     poll_saver(t, 0);
     save_if_due(t);
     announce_ready(t);
-    if (t->granted >= 0 && t->granted == t->step && feed_ready(t->feed, t->step)) {
+    if (t->step < t->granted && feed_ready(t->feed, t->step)) {
         run_step(t);
         return 0;
     }
@@ -444,7 +451,7 @@ static int open_sockets(struct trainer *t, const struct loop_settings *s, struct
         .give_up_seconds = GIVE_UP_SECONDS,
         .run = &t->run};
     char *sock = rundir_path(&t->run, "%s", RUNDIR_LOADER_SOCK), identity[32];
-    snprintf(identity, sizeof identity, "trainer-%d", s->rank);
+    snprintf(identity, sizeof identity, "trainer-%d-%d", s->rank, (int)getpid());
     int rc = bus_new(&t->bus, e);
     if (rc == 0)
         rc = feed_new(t->bus, sock, identity, &feed, &t->feed, e);
@@ -505,7 +512,7 @@ static void close_trainer(struct trainer *t)
 
 int loop_run(const struct loop_settings *settings, struct err *e)
 {
-    struct trainer t = {.signal_fd = -1, .ready = -1, .granted = -1, .save_at = -1};
+    struct trainer t = {.signal_fd = -1, .save_at = -1, .saving = -1};
     t.saved.step = -1;
     if (settings->world != 1) {
         err_set(e, ERR_UNSUPPORTED,

@@ -280,7 +280,7 @@ static void test_credit_is_bounded(void **state)
     static const struct {
         size_t cap;
         int steps;
-    } cases[] = {{1, 1}, {2100, 2}, {1 << 20, 4}};
+    } cases[] = {{1, 1}, {1400, 2}, {1 << 20, 4}};
     struct fixture *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct message m;

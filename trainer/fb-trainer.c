@@ -1,0 +1,85 @@
+/* fb-trainer: one rank of a run. See loop.h. */
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/log.h"
+#include "common/version.h"
+#include "trainer/loop.h"
+
+#define EXIT_USAGE 2
+
+static const char usage[] =
+    "usage: fb-trainer --run DIR [--rank R] [--world W]\n"
+    "\n"
+    "Trains as rank R of W under the scheduler of the run directory DIR, on rows of its loader.\n"
+    "\n"
+    "  --run DIR    the run directory (plan.json, run.yaml, sock/)\n"
+    "  --rank R     this rank, 0 by default\n"
+    "  --world W    number of ranks, 1 by default; more are not supported yet\n"
+    "  --help       this text\n"
+    "  --version    the version\n"
+    "\n"
+    "Exit status: 0 the run finished, or SIGTERM asked it to leave; 1 the run directory cannot be\n"
+    "used; 2 usage; 100 do not restart me; 111 restart me.\n";
+
+static int number(const char *text, int *out)
+{
+    char *end;
+    errno = 0;
+    long n = strtol(text, &end, 10);
+    if (end == text || *end || errno || n < 0 || n > 1 << 20)
+        return -1;
+    *out = (int)n;
+    return 0;
+}
+
+/* −1: go on; otherwise the exit status. */
+static int parse(int argc, char **argv, struct loop_settings *s)
+{
+    static const struct option options[] = {{"run", required_argument, NULL, 'd'},
+        {"rank", required_argument, NULL, 'r'}, {"world", required_argument, NULL, 'w'},
+        {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'v'}, {0}};
+    int c, bad = 0;
+    *s = (struct loop_settings){.rank = 0, .world = 1};
+    while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (c) {
+        case 'd':
+            s->run_dir = optarg;
+            break;
+        case 'r':
+            bad |= number(optarg, &s->rank);
+            break;
+        case 'w':
+            bad |= number(optarg, &s->world);
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        case 'v':
+            puts("fb-trainer " FULLBAND_VERSION);
+            return 0;
+        default:
+            bad = 1;
+        }
+    }
+    if (!bad && s->run_dir && optind == argc && s->world >= 1 && s->rank < s->world)
+        return -1;
+    fputs(usage, stderr);
+    return EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    struct loop_settings settings;
+    struct err e = {0};
+    int status = parse(argc, argv, &settings);
+    if (status >= 0)
+        return status;
+    log_init("trainer", settings.rank);
+    status = loop_run(&settings, &e);
+    if (status != 0)
+        fprintf(stderr, "fb-trainer: %s\n", e.msg);
+    return status;
+}
