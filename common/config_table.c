@@ -75,8 +75,8 @@ const struct config_key config_keys[] = {
     {"optim.eps", CONFIG_REAL, AT(optim.eps), 1e-20, 1, 1, "1e-8", "AdamW, epsilon"},
     {"optim.weight_decay", CONFIG_REAL, AT(optim.weight_decay), 0, 10, 1, "0.1",
         "decoupled decay of matrices (not of norms, the embedding or the fusion)"},
-    {"optim.clip_norm", CONFIG_REAL, AT(optim.clip_norm), 1e-6, 1e9, 1, "1",
-        "largest global norm of the gradient"},
+    {"optim.clip_norm", CONFIG_REAL, AT(optim.clip_norm), 0, 1e9, 1, "1",
+        "largest global norm of the gradient; 0: never clip"},
     {"optim.fusion_lr_scale", CONFIG_REAL, AT(optim.fusion_lr_scale), 0, 1000, 1, "1",
         "learning-rate factor of the fusion matrices"},
 

@@ -226,7 +226,7 @@ static int read_config(const json_t *j, struct plan *p, struct err *e)
         json_canonical(full, &again);
         json_decref(full);
         if (strcmp(text.data, again.data) != 0)
-            rc = err_set(e, ERR_INPUT, "config: not the complete keys of a plan; fb-plan makes one");
+            rc = err_set(e, ERR_INPUT, "config: not the complete keys of a plan; fb-plan --json prints one");
     }
     buf_release(&text);
     buf_release(&again);

@@ -1,0 +1,115 @@
+#include "trainer/plan_costs.h"
+
+#include <string.h>
+
+#include "common/clock.h"
+#include "kernels/device.h"
+#include "trainer/saver.h"
+
+#define COUNTED_STEPS   10000000 /* more steps than this are sampled evenly */
+#define MEASURE_SECONDS 0.2
+#define MEASURE_ROWS    512
+
+/*
+ * A weight of a matrix costs a product and a sum in the forward pass and twice that in the
+ * backward: 6 a token. Per pass: the blocks' matrices and the readout; causal attention's scores
+ * and values, 6 · L · T · heads · head size; and for each pass but the first W_U and W_G.
+ */
+double plan_flops_token(const struct model_config *m, int seq, int passes)
+{
+    double d = m->dim, q = (double)m->heads * m->head_dim, kv = (double)m->kv_heads * m->head_dim;
+    double block = d * (2 * q + 2 * kv) + 3 * d * m->ffn;
+    double pass = 6 * (m->layers * block + d * m->vocab) + 6.0 * m->layers * seq * q;
+    return passes * pass + (passes - 1) * 12 * d * d;
+}
+
+static void count_steps(const struct plan *p, struct plan_costs *c)
+{
+    int64_t steps = p->c.train.steps, stride = steps / COUNTED_STEPS + 1;
+    for (int64_t s = 0; s < steps; s += stride)
+        c->steps[plan_passes(p, s)] += s + stride <= steps ? stride : steps - s;
+}
+
+static void count_flops(const struct plan *p, struct plan_costs *c)
+{
+    double step_tokens = (double)p->c.train.batch_rows * p->c.data.seq_len;
+    c->rows = (double)p->c.train.steps * p->c.train.batch_rows;
+    c->tokens = c->rows * p->c.data.seq_len;
+    for (int k = 1; k <= CONFIG_MAX_PASSES; k++) {
+        c->flops_token[k] = plan_flops_token(&p->c.model, p->c.data.seq_len, k);
+        c->token_passes += k * step_tokens * (double)c->steps[k];
+        c->flops += c->flops_token[k] * step_tokens * (double)c->steps[k];
+    }
+    c->flops_one_pass = c->flops_token[1] * c->tokens;
+}
+
+static int count_memory(const struct plan *p, struct device *d, struct plan_costs *c, struct err *e)
+{
+    struct model_limits lim = {.batch = p->c.train.micro_rows,
+        .seq = p->c.data.seq_len,
+        .passes = plan_max_passes(p),
+        .train = 1};
+    struct weight_table table;
+    int rc = weight_table_make(&p->c.model, &table, e);
+    if (rc < 0)
+        return rc;
+    model_memory_estimate(d, &p->c.model, &lim, &c->model);
+    c->passes = lim.passes;
+    c->moments = 2 * (size_t)table.total * sizeof(float);
+    c->staging = saver_staging_bytes(&table);
+    c->total = c->model.weights + c->model.gradients +
+               (size_t)c->passes * c->model.activations_per_pass + c->model.workspace + c->moments +
+               c->staging;
+    weight_table_release(&table);
+    return 0;
+}
+
+/* Rate of x (rows, dim) times a (dim, ffn) matrix, the largest kind of product in a block. */
+static int measure(const struct model_config *m, struct device *d, double *rate, struct err *e)
+{
+    int k = m->dim < 4096 ? m->dim : 4096, n = m->ffn < 8192 ? m->ffn : 8192;
+    size_t xs = (size_t)MEASURE_ROWS * (size_t)k, ws = (size_t)k * (size_t)n,
+           ys = (size_t)MEASURE_ROWS * (size_t)n;
+    float *x = d->ops->alloc(d, (xs + ws + ys) * sizeof(float));
+    if (!x)
+        return err_set(e, ERR_NOMEM, "no memory to measure matrix products; give --rate");
+    double start = 0, now = 0;
+    int64_t count = -1; /* the first warms up and is not counted */
+    for (; count < 1 || now - start < MEASURE_SECONDS; count++) {
+        d->ops->matmul(d, 0, 1, MEASURE_ROWS, n, k, 1, x, k, x + xs, k, 0, x + xs + ws, n);
+        now = clock_seconds();
+        if (count < 0)
+            start = now;
+    }
+    *rate = 2.0 * MEASURE_ROWS * n * k * (double)count / (now - start);
+    d->ops->free(d, x);
+    return 0;
+}
+
+int plan_costs_make(
+    const struct plan *p, int threads, double rate, struct plan_costs *out, struct err *e)
+{
+    struct device *d;
+    *out = (struct plan_costs){.matmul_flops = rate, .measured = rate == 0};
+    out->params = model_config_params(&p->c.model);
+    int rc = device_cpu_new(threads, &d, e);
+    if (rc < 0)
+        return rc;
+    count_steps(p, out);
+    count_flops(p, out);
+    rc = count_memory(p, d, out, e);
+    if (rc == 0 && out->measured)
+        rc = measure(&p->c.model, d, &out->matmul_flops, e);
+    out->seconds = out->flops / (out->matmul_flops * PLAN_EFFICIENCY);
+    device_free(&d);
+    return rc;
+}
+
+uint64_t plan_source_rows(const struct plan *p, int s)
+{
+    uint64_t ordinals = (uint64_t)p->c.train.steps * (uint64_t)p->c.train.batch_rows;
+    uint64_t blocks = ordinals / PLAN_BLOCK_SLOTS, rows = blocks * (uint64_t)p->sources[s].quota;
+    for (uint64_t i = blocks * PLAN_BLOCK_SLOTS; i < ordinals; i++)
+        rows += plan_train_sample(p, i).source == s;
+    return rows;
+}
