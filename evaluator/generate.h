@@ -39,7 +39,8 @@ struct generate_times {
     int64_t prefill_tokens, decode_tokens;
 };
 
-enum { GENERATE_SLOTS = 32 }; /* prompts decoded side by side; more are done in turns */
+/* Prompts decoded side by side; more are done in turns. */
+enum { GENERATE_SLOTS = DEVICE_DECODE_ROWS };
 
 int generate(struct snapshot *snap, struct generation *items, int count,
     const struct generate_options *o, struct generate_times *times, struct err *e);

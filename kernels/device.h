@@ -11,7 +11,8 @@
  *  - Operations cannot fail on valid arguments; wrong arguments are our bug (CHECK).
  *    An asynchronous device reports its errors at sync().
  *  - Deterministic: the same arguments on the same device with the same thread count give
- *    the same bits. No operation allocates: `workspace_bytes` says what an op needs, the caller gives it.
+ *    the same bits. No operation allocates: `workspace_bytes` says what an op needs, the caller
+ * gives it.
  *  - Not thread-safe: one device object a thread.
  */
 #ifndef KERNELS_DEVICE_H
@@ -24,25 +25,28 @@
 
 struct device;
 
+enum { DEVICE_DECODE_ROWS = 32 }; /* see matmul */
+
 /* Shape of one attention call. Rows of q, k, v, out are tokens. */
 struct attn_shape {
-    int batch, seq;             /* B rows of T tokens */
+    int batch, seq; /* B rows of T tokens */
     int heads, kv_heads, head_dim;
 };
 
 /* One parameter range for the optimizer (a contiguous slice of the flat parameters). */
 struct adamw_args {
     float lr, beta1, beta2, eps;
-    float weight_decay;         /* decoupled; 0 for norms and fusion matrices */
-    float grad_scale;           /* multiplies the gradient first: the clipping factor */
-    int64_t t;                  /* 1-based count of updates of this range (bias correction) */
+    float weight_decay; /* decoupled; 0 for norms and fusion matrices */
+    float grad_scale;   /* multiplies the gradient first: the clipping factor */
+    int64_t t;          /* 1-based count of updates of this range (bias correction) */
 };
 
 struct device_ops {
     const char *name;
 
     /* -- memory ------------------------------------------------------------------------- */
-    void *(*alloc)(struct device *d, size_t bytes); /* 64-byte aligned, zeroed; NULL when exhausted */
+    void *(*alloc)(
+        struct device *d, size_t bytes); /* 64-byte aligned, zeroed; NULL when exhausted */
     void (*free)(struct device *d, void *p);
     void (*upload)(struct device *d, void *dst, const void *host, size_t bytes);
     void (*download)(struct device *d, void *host, const void *src, size_t bytes);
@@ -55,7 +59,9 @@ struct device_ops {
      * The three layouts of a linear layer y = x Wᵀ with W (out, in):
      *   forward  y (N,out)  = x · Wᵀ      matmul(0, 1, N, out, in, …)
      *   dx       (N,in)     = dy · W      matmul(0, 0, N, in, out, …)
-     *   dW       (out,in)  += dyᵀ · x     matmul(1, 0, out, in, N, …, beta 1)            */
+     *   dW       (out,in)  += dyᵀ · x     matmul(1, 0, out, in, N, …, beta 1)
+     * In the forward layout with M ≤ DEVICE_DECODE_ROWS a row of C has the same bits whatever M is,
+     * so that what a prompt decodes to does not depend on the batch it is in. */
     void (*matmul)(struct device *d, int ta, int tb, int m, int n, int k, float alpha,
         const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
 
@@ -84,8 +90,9 @@ struct device_ops {
         const float *sin_table, int n, int heads, int head_dim, int inverse);
 
     /* -- attention: causal, query (b, t) sees keys first[b, t] … t of its row (a document mask, and
-     * later a window, is a choice of `first`); first is non-decreasing in t. Scale 1/sqrt(head_dim). Never T×T in memory.
-     * q, out (B·T, heads, hd); k, v (B·T, kv_heads, hd); lse (B, heads, T): log-sum-exp of the scores */
+     * later a window, is a choice of `first`); first is non-decreasing in t. Scale
+     * 1/sqrt(head_dim). Never T×T in memory. q, out (B·T, heads, hd); k, v (B·T, kv_heads, hd); lse
+     * (B, heads, T): log-sum-exp of the scores */
     void (*attn_fwd)(struct device *d, float *out, float *lse, const float *q, const float *k,
         const float *v, const int32_t *first, const struct attn_shape *s);
     /* dq = ; dk =, dv = ; work: attn_bwd_work floats */
@@ -118,8 +125,8 @@ struct device_ops {
     void (*carry_fwd)(struct device *d, float *carried, const float *h, const float *noise,
         float jitter, const uint64_t *noise_keys, int batch, int seq, int dim);
     /* dh[b, t] += dcarried[b, t+1] */
-    void (*carry_bwd)(struct device *d, float *dh, const float *dcarried, int batch, int seq,
-        int dim);
+    void (*carry_bwd)(
+        struct device *d, float *dh, const float *dcarried, int batch, int seq, int dim);
     /* out = u ⊙ σ(g), n elements */
     void (*gate_fwd)(struct device *d, float *out, const float *u, const float *g, size_t n);
     /* du =, dg = ; dout may be du or dg */
@@ -133,19 +140,21 @@ struct device_ops {
         const uint8_t *mask, int n, int dim);
 
     /* -- cross-entropy on a chunk of logits (n, V); targets −1 are not counted ----------------- */
-    /* losses[i] = −log softmax(logits[i])[target] (0 where not counted). Where dscale != 0 the logits
-     * are replaced by dscale · (softmax − onehot), 0 rows where not counted. */
+    /* losses[i] = −log softmax(logits[i])[target] (0 where not counted). Where dscale != 0 the
+     * logits are replaced by dscale · (softmax − onehot), 0 rows where not counted. */
     void (*xent)(struct device *d, float *losses, float *logits, const int32_t *targets, int n,
         int vocab, float dscale);
 
     /* -- vectors ------------------------------------------------------------------------------ */
-    void (*add)(struct device *d, float *y, const float *x, float alpha, size_t n); /* y += alpha·x */
+    void (*add)(
+        struct device *d, float *y, const float *x, float alpha, size_t n); /* y += alpha·x */
     void (*scale)(struct device *d, float *y, float alpha, size_t n);
     /* Σ x² and Σ x in double, fixed order; host results; synchronises */
     double (*sum_sq)(struct device *d, const float *x, size_t n);
     double (*sum)(struct device *d, const float *x, size_t n);
 
-    /* -- optimizer: decoupled AdamW (Loshchilov & Hutter) on n elements, in place --------------- */
+    /* -- optimizer: decoupled AdamW (Loshchilov & Hutter) on n elements, in place ---------------
+     */
     void (*adamw)(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
         const struct adamw_args *a);
 };

@@ -23,6 +23,10 @@ void cpu_use_threads(const struct device *d);
 void cpu_gemm(int ta, int tb, int m, int n, int k, float alpha, const float *a, size_t lda,
     const float *b, size_t ldb, float beta, float *c, size_t ldc);
 
+/* C (m, n) = alpha · X Wᵀ + beta · C where a row of C has the same bits whatever m is. */
+void cpu_matmul_rows(int m, int n, int k, float alpha, const float *x, size_t ldx, const float *w,
+    size_t ldw, float beta, float *c, size_t ldc);
+
 void cpu_matmul(struct device *d, int ta, int tb, int m, int n, int k, float alpha, const float *a,
     int lda, const float *b, int ldb, float beta, float *c, int ldc);
 void cpu_embed_fwd(struct device *d, float *out, const int32_t *tokens, const float *table, int n,

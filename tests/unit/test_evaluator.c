@@ -449,6 +449,35 @@ static void cached_equals_recomputed(void **state)
     snapshot_release(&s);
 }
 
+/* What makes the above hold at every size: the forward product's rows do not depend on their
+ * number. */
+static void few_rows_have_the_same_bits(void **state)
+{
+    (void)state;
+    enum { M = DEVICE_DECODE_ROWS, N = 83, K = 259 };
+    struct device *d;
+    struct err e = {0};
+    assert_int_equal(device_cpu_new(2, &d, &e), 0);
+    float *x = d->ops->alloc(d, sizeof(float[M][K])), *w = d->ops->alloc(d, sizeof(float[N][K]));
+    float *all = d->ops->alloc(d, sizeof(float[M][N])),
+          *some = d->ops->alloc(d, sizeof(float[M][N]));
+    for (int i = 0; i < M * K; i++)
+        x[i] = rng_unitf(1, (uint64_t)i) - 0.5f;
+    for (int i = 0; i < N * K; i++)
+        w[i] = rng_unitf(2, (uint64_t)i) - 0.5f;
+    d->ops->matmul(d, 0, 1, M, N, K, 0.7f, x, K, w, K, 0, all, N);
+    for (int m = 1; m <= M; m++)
+        for (int at = 0; at + m <= M; at++) {
+            d->ops->matmul(d, 0, 1, m, N, K, 0.7f, x + at * K, K, w, K, 0, some, N);
+            assert_memory_equal(some, all + at * N, (size_t)m * N * sizeof *some);
+        }
+    d->ops->free(d, x);
+    d->ops->free(d, w);
+    d->ops->free(d, all);
+    d->ops->free(d, some);
+    device_free(&d);
+}
+
 /* -- sampler --------------------------------------------------------------------------------------
  */
 
@@ -493,6 +522,7 @@ int main(void)
         cmocka_unit_test(fixed_point_measures_open_positions),
         cmocka_unit_test(refusals),
         cmocka_unit_test(batch_equals_one_by_one),
+        cmocka_unit_test(few_rows_have_the_same_bits),
         cmocka_unit_test(cached_equals_recomputed),
         cmocka_unit_test(sampler_follows_its_distribution),
     };
