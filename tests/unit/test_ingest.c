@@ -16,11 +16,10 @@
 #include <unistd.h>
 
 #include "common/fs.h"
-#include "common/rng.h"
-#include "common/tokenizer.h"
 #include "loader/ingest.h"
 #include "loader/inspect.h"
 #include "loader/source.h"
+#include "tests/unit/text_case.h"
 
 static char *dir, *tokenizer_path;
 
@@ -31,53 +30,12 @@ static char *part(const char *name)
 
 static void write_file(const char *name, const char *text, size_t n)
 {
-    char *path = part(name), *parent = fs_dirname(path);
-    struct err e = {0};
-    assert_int_equal(fs_mkdir_p(parent, 0755, &e), 0);
-    assert_int_equal(fs_write_atomic(path, text, n, &e), 0);
-    free(parent);
-    free(path);
+    text_case_file(dir, name, text, n);
 }
 
-/* A tokenizer without merges: 256 bytes and <|endoftext|>, ids as the byte's value. */
-static void write_tokenizer(void)
-{
-    json_t *vocab = json_object();
-    int next = 256;
-    for (int b = 0; b < 256; b++) {
-        int plain = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-        int c = plain ? b : next++;
-        char utf8[3] = {(char)c, 0, 0};
-        if (c >= 128) {
-            utf8[0] = (char)(0xc0 | c >> 6);
-            utf8[1] = (char)(0x80 | (c & 0x3f));
-        }
-        json_object_set_new(vocab, utf8, json_integer(b));
-    }
-    json_t *j = json_pack("{s:[{s:i, s:s, s:b}], s:{s:s, s:b, s:b}, s:{s:s}, s:{s:s, s:o, s:[]}}",
-        "added_tokens", "id", 256, "content", TOKENIZER_EOT, "special", 1, "pre_tokenizer", "type",
-        "ByteLevel", "add_prefix_space", 0, "use_regex", 1, "decoder", "type", "ByteLevel", "model",
-        "type", "BPE", "vocab", vocab, "merges");
-    char *text = json_dumps(j, 0);
-    write_file("tokenizer.json", text, strlen(text));
-    free(text);
-    json_decref(j);
-    tokenizer_path = part("tokenizer.json");
-}
-
-/* `count` documents of varied length under corpus/, the i-th always the same. */
 static void write_corpus(const char *under, int count)
 {
-    for (int i = 0; i < count; i++) {
-        char *name = mem_printf("%s/%c/doc-%03d.txt", under, 'a' + i % 3, i);
-        struct buf text = BUF_INIT;
-        buf_printf(&text, "Document %d\n", i);
-        for (uint64_t k = rng_u64(7, (uint64_t)i) % 400; k > 0; k--)
-            buf_printf(&text, "%llu ", (unsigned long long)(rng_u64((uint64_t)i, k) % 1000));
-        write_file(name, text.data, text.len);
-        buf_release(&text);
-        free(name);
-    }
+    text_case_corpus(dir, under, 0, count);
 }
 
 static int set_up(void **state)
@@ -86,7 +44,8 @@ static int set_up(void **state)
     const char *tmp = getenv("TMPDIR");
     dir = mem_printf("%s/fb-ingest-XXXXXX", tmp ? tmp : "/tmp");
     assert_non_null(mkdtemp(dir));
-    write_tokenizer();
+    text_case_tokenizer(dir, "tokenizer.json");
+    tokenizer_path = part("tokenizer.json");
     return 0;
 }
 
