@@ -156,13 +156,14 @@ build/lint/%.h.ok: %.h
 	@$(CC) -std=c11 -D_GNU_SOURCE -I. $(WARN) -Wno-unused-function -fsyntax-only -x c $<
 	@touch $@
 
-build/lint/%.c.ok: %.c .clang-tidy
+build/lint/%.c.ok: %.c .clang-tidy tests/analyzer.h
 	@mkdir -p $(@D)
 	@echo "lint $<"
 	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -I. -D__GNUC__ \
 	    --enable=warning,performance,portability --suppress=missingIncludeSystem \
-	    --suppressions-list=tests/cppcheck.suppress $<
-	@clang-tidy --quiet --warnings-as-errors='*' $< -- $(TIDY_FLAGS) 2>/dev/null
+	    --library=tests/cppcheck.cfg $<
+	@clang-tidy --quiet --warnings-as-errors='*' $< -- $(TIDY_FLAGS) \
+	    $(if $(filter common/err.c,$<),,-include tests/analyzer.h) 2>/dev/null
 	@touch $@
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
