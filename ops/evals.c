@@ -52,8 +52,7 @@ static void take_loss(struct eval_row *r, const char *regime, const json_t *resu
             r->nats[g] = number(result, "nats_per_token");
             r->bits[g] = number(result, "bits_per_byte");
         }
-    json_array_foreach(passes, i, p)
-    {
+    json_array_foreach (passes, i, p) {
         json_int_t k = json_integer_value(json_object_get(p, "pass"));
         if (k >= 1 && k <= CONFIG_MAX_PASSES) {
             r->pass_nats[k] = number(p, "nats_per_token");
@@ -86,11 +85,13 @@ static void take_any(struct evals *t, const json_t *j, int depth)
     size_t i;
     if (depth == 0 || take_result(t, j))
         return;
-    json_array_foreach(j, i, part) take_any(t, part, depth - 1);
+    json_array_foreach (j, i, part)
+        take_any(t, part, depth - 1);
     if (json_is_object(j)) {
         /* The iterator is not const; nothing is changed. */
         json_t *object = (json_t *)(uintptr_t)j, *value;
-        json_object_foreach(object, key, value) take_any(t, value, depth - 1);
+        json_object_foreach (object, key, value)
+            take_any(t, value, depth - 1);
     }
 }
 

@@ -163,8 +163,7 @@ static void print_members(const struct view *v, struct buf *out)
     const json_t *members = json_object_get(v->status, "members"), *m;
     size_t i;
     buf_add_str(out, "scheduler");
-    json_array_foreach(members, i, m)
-    {
+    json_array_foreach (members, i, m) {
         const char *role = json_string_value(json_object_get(m, "role"));
         double age = json_number_value(json_object_get(m, "age_seconds"));
         buf_printf(out, ", %s", role ? role : "?");
