@@ -131,7 +131,7 @@ static int take_file(const char *dir, const char *name, struct file_list *l, str
         rc = err_set(e, ERR_INPUT, "%s: a checkpoint holds regular files only", path);
     if (rc == 0) {
         struct checkpoint_file *f = list_add(l);
-        snprintf(f->name, sizeof f->name, "%s", name);
+        snprintf(f->name, sizeof f->name, "%.63s", name);
         rc = hash_sha256_file(path, f->sha256, &f->bytes, e);
     }
     if (rc == 0)

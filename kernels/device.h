@@ -11,8 +11,9 @@
  *  - Operations cannot fail on valid arguments; wrong arguments are our bug (CHECK).
  *    An asynchronous device reports its errors at sync().
  *  - Deterministic: the same arguments on the same device with the same thread count give
- *    the same bits. No operation allocates: `workspace_bytes` says what an op needs, the caller
- * gives it.
+ *    the same bits.
+ *  - No operation allocates (what oneDNN packs inside a product aside): an operation's `_work`
+ *    function says how many floats of scratch it needs, the caller gives them.
  *  - Not thread-safe: one device object a thread.
  */
 #ifndef KERNELS_DEVICE_H
