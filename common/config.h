@@ -16,9 +16,9 @@
 #include "common/mem.h"
 #include "common/model_config.h"
 
-#define CONFIG_MAX_PASSES 8 /* passes of one training step */
+#define CONFIG_MAX_PASSES  8 /* passes of one training step */
 #define CONFIG_MAX_SOURCES 64
-#define CONFIG_MAX_PHASES 16
+#define CONFIG_MAX_PHASES  16
 
 enum lr_schedule { LR_COSINE, LR_WSD, LR_CONSTANT };
 enum regime { REGIME_STANDARD, REGIME_SOFT, REGIME_FUSED, REGIME_COUNT };
@@ -40,8 +40,8 @@ struct pass_phase {
 
 struct config {
     struct {
-        char *name;  /* run.name */
-        char *dir;   /* run.dir: parent of the run directory */
+        char *name; /* run.name */
+        char *dir;  /* run.dir: parent of the run directory */
     } run;
     struct model_config model; /* vocab 0 until the plan fills it from the tokenizer */
     struct {
@@ -55,7 +55,7 @@ struct config {
         int batch_rows; /* rows of one optimizer step over all ranks */
         int micro_rows; /* rows of one forward/backward; divides batch_rows */
         uint64_t seed;
-        double lambda;  /* weight of the mean of L_2 … L_K */
+        double lambda; /* weight of the mean of L_2 … L_K */
         double jitter;
         double fully_fused; /* train.prefix_mixin.fully_fused: share of documents */
         struct pass_phase phases[CONFIG_MAX_PHASES];
@@ -70,21 +70,22 @@ struct config {
     } optim;
     struct {
         int64_t every_steps;
-        int keep_last;       /* committed checkpoints kept */
-        int64_t keep_every;  /* and every step divisible by this; 0 none */
+        int keep_last;      /* committed checkpoints kept */
+        int64_t keep_every; /* and every step divisible by this; 0 none */
     } checkpoint;
     struct {
-        int64_t every_steps; /* a multiple of checkpoint.every_steps; 0 never */
-        int suites[SUITE_COUNT];    /* 1 where asked for */
+        int64_t every_steps;     /* a multiple of checkpoint.every_steps; 0 never */
+        int suites[SUITE_COUNT]; /* 1 where asked for */
         int regimes[REGIME_COUNT];
-        int rows;            /* validation rows a job reads */
-        int passes;          /* passes the loss suite reports */
-        int fused_passes;    /* total passes over the prompt in FUSED, ≥ 2 */
+        int rows;         /* validation rows a job reads */
+        int passes;       /* passes the loss suite reports */
+        int fused_passes; /* total passes over the prompt in FUSED, ≥ 2 */
         int fixed_point_passes;
     } eval;
     struct {
-        int trainer_threads, evaluator_threads; /* 0: every core; resolved when the run is created */
-        int evaluators; /* processes; 0 none */
+        int trainer_threads,
+            evaluator_threads;    /* 0: every core; resolved when the run is created */
+        int evaluators;           /* processes; 0 none */
         double heartbeat_seconds; /* 1; dead after 3 */
     } process;
 };
@@ -104,7 +105,8 @@ void config_release(struct config *c);
 /* The resolved config as YAML that config_parse reads back to the same values. */
 void config_print(const struct config *c, struct buf *out);
 
-/* The keys that belong to the plan ("train.steps": 100, …), flat; config_parse reads its text back. The caller's. */
+/* The keys that belong to the plan ("train.steps": 100, …), flat; config_parse reads its text back.
+ * The caller's. */
 json_t *config_plan_json(const struct config *c);
 
 /* Every key with type, bounds, default and help, for --help-config. */

@@ -30,7 +30,7 @@ static const char *shown(const struct yaml_tree *v)
         return "a mapping";
     if (v->kind == YAML_TREE_LIST)
         return "a list";
-    return *v->text ? v->text : "nothing";
+    return v->text && *v->text ? v->text : "nothing";
 }
 
 static int wrong_type(

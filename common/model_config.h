@@ -12,19 +12,19 @@
 #include "common/err.h"
 
 struct model_config {
-    int vocab;     /* V: rows of the embedding */
-    int dim;       /* D: width of the residual stream */
-    int layers;    /* L */
-    int heads;     /* H: query heads */
-    int kv_heads;  /* key/value heads; divides heads */
-    int head_dim;  /* width of one head; even */
-    int ffn;       /* F: width of the SwiGLU */
+    int vocab;    /* V: rows of the embedding */
+    int dim;      /* D: width of the residual stream */
+    int layers;   /* L */
+    int heads;    /* H: query heads */
+    int kv_heads; /* key/value heads; divides heads */
+    int head_dim; /* width of one head; even */
+    int ffn;      /* F: width of the SwiGLU */
     float norm_eps;
     double rope_theta;
-    float residual_scale; /* each residual branch times this; 1/sqrt(2L) by default */
-    int feedback;         /* 1: has feedback.w_u, feedback.w_g (D, D) */
+    float residual_scale;             /* each residual branch times this; 1/sqrt(2L) by default */
+    int feedback;                     /* 1: has feedback.w_u, feedback.w_g (D, D) */
     int in_norm, gate_norm, out_norm; /* weightless RMS norms of the fusion, 0 or 1 */
-    int doc_mask;         /* 1: attention and positions stay inside a document */
+    int doc_mask;                     /* 1: attention and positions stay inside a document */
 };
 
 /* Checks sizes and options against each other; the error names the key (`model.heads`). */

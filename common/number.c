@@ -12,7 +12,7 @@ void number_text(double x, char out[NUMBER_TEXT])
             break;
     }
     if (!strpbrk(out, ".en"))
-        strcat(out, ".0");
+        memcpy(out + strlen(out), ".0", 3);
 }
 
 double number_from_float(float x)

@@ -176,7 +176,7 @@ json_t *plan_report_json(const struct plan *p, const struct plan_costs *c)
 {
     json_t *steps = json_object(), *token = json_object(), *sources = json_array();
     for (int k = 1; k <= CONFIG_MAX_PASSES; k++) {
-        char key[4];
+        char key[12];
         if (!c->steps[k])
             continue;
         snprintf(key, sizeof key, "%d", k);
@@ -192,12 +192,12 @@ json_t *plan_report_json(const struct plan *p, const struct plan_costs *c)
                          (json_int_t)p->sources[s].val_tokens, "rows", (json_int_t)rows, "epochs",
                          (double)rows / (double)p->sources[s].train_samples));
     }
+    size_t activations = (size_t)c->passes * c->model.activations_per_pass;
     json_t *memory =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)c->model.weights,
             "gradients", (json_int_t)c->model.gradients, "moments", (json_int_t)c->moments,
-            "activations", (json_int_t)((size_t)c->passes * c->model.activations_per_pass),
-            "workspace", (json_int_t)c->model.workspace, "checkpoint_copy", (json_int_t)c->staging,
-            "total", (json_int_t)c->total);
+            "activations", (json_int_t)activations, "workspace", (json_int_t)c->model.workspace,
+            "checkpoint_copy", (json_int_t)c->staging, "total", (json_int_t)c->total);
     return json_pack("{s:s, s:o?, s:I, s:o, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:b, s:f}",
         "plan_hash", p->hash, "plan", json_loads(p->json, 0, NULL), "params", (json_int_t)c->params,
         "steps", steps, "rows", c->rows, "tokens", c->tokens, "token_passes", c->token_passes,
