@@ -40,12 +40,11 @@ static void ranges_make(struct optimizer *o)
     o->ranges = mem_array((size_t)t->count, sizeof *o->ranges);
     for (int i = 0; i < t->count; i++) {
         const struct weight *w = &t->items[i];
-        struct range *last = o->range_count ? &o->ranges[o->range_count - 1] : NULL;
-        if (!last || last->group != w->group) {
-            last = &o->ranges[o->range_count++];
-            *last = (struct range){.offset = w->offset, .group = w->group};
-        }
-        last->count = w->offset + w->count - last->offset;
+        int n = o->range_count;
+        if (n == 0 || o->ranges[n - 1].group != w->group)
+            o->ranges[o->range_count++] = (struct range){.offset = w->offset, .group = w->group};
+        struct range *r = &o->ranges[o->range_count - 1];
+        r->count = w->offset + w->count - r->offset;
     }
 }
 

@@ -44,7 +44,7 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
 {
     struct saver *s = mem_array(1, sizeof *s);
     size_t total = (size_t)settings->table->total, count = (size_t)settings->table->count;
-    int rc = 0;
+    int rc;
     s->root = mem_strdup(settings->root);
     s->plan_hash = mem_strdup(settings->plan_hash);
     s->rank = settings->rank;
@@ -56,22 +56,21 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
     s->m = mem_try_array(total, sizeof(float));
     s->v = mem_try_array(total, sizeof(float));
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!s->params || !s->m || !s->v)
-        rc = err_set(e, ERR_NOMEM, "saver: no memory for %zu bytes of staging",
-            saver_staging_bytes(s->table));
-    else if (s->event_fd < 0)
-        rc = err_errno(e, "saver: eventfd");
-    if (rc == 0) { /* touch the pages now, so that the first save does not wait for them */
+    if (s->params && s->m && s->v && s->event_fd >= 0) {
+        /* Touch the pages now, so that the first save does not wait for them. */
         memset(s->params, 0, total * sizeof(float));
         memset(s->m, 0, total * sizeof(float));
         memset(s->v, 0, total * sizeof(float));
+        *out = s;
+        return 0;
     }
-    if (rc < 0) {
-        saver_free(&s);
-        return rc;
-    }
-    *out = s;
-    return 0;
+    if (s->event_fd < 0)
+        rc = err_errno(e, "saver: eventfd");
+    else
+        rc = err_set(e, ERR_NOMEM, "saver: no memory for %zu bytes of staging",
+            saver_staging_bytes(s->table));
+    saver_free(&s);
+    return rc;
 }
 
 void saver_free(struct saver **ps)
