@@ -26,4 +26,8 @@ struct scheduler;
 /* The whole document; the caller's. */
 json_t *status_json(const struct scheduler *s, int64_t now_ms);
 
+/* Parts of it that a summary shows too. */
+int64_t status_tokens(const struct scheduler *s, int64_t steps_done);
+json_t *status_pass_losses(const struct scheduler *s);
+
 #endif

@@ -1,0 +1,52 @@
+#include "scheduler/metrics.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/fs.h"
+#include "common/mem.h"
+
+/* 1 where the file's last byte is not the end of a line. */
+static int is_cut(int fd)
+{
+    char last;
+    off_t end = lseek(fd, 0, SEEK_END);
+    return end > 0 && pread(fd, &last, 1, end - 1) == 1 && last != '\n';
+}
+
+int metrics_open(struct metrics *m, const char *path, struct err *e)
+{
+    int rc = 0;
+    m->path = mem_strdup(path);
+    m->fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+    if (m->fd < 0)
+        rc = err_errno(e, "%s", path);
+    else if (is_cut(m->fd))
+        rc = fs_write_all(m->fd, "\n", 1, path, e);
+    if (rc < 0)
+        metrics_close(m);
+    return rc;
+}
+
+void metrics_close(struct metrics *m)
+{
+    if (m->fd >= 0)
+        close(m->fd);
+    free(m->path);
+    *m = (struct metrics){.fd = -1};
+}
+
+int metrics_write(struct metrics *m, json_t *line, struct err *e)
+{
+    char *text = json_dumps(line, JSON_COMPACT);
+    json_decref(line);
+    if (!text)
+        return err_set(e, ERR_INPUT, "%s: a line that is not JSON", m->path);
+    size_t n = strlen(text);
+    text[n] = '\n'; /* in place of the final 0: one write a line */
+    int rc = fs_write_all(m->fd, text, n + 1, m->path, e);
+    free(text);
+    return rc;
+}
