@@ -230,7 +230,7 @@ static int parse_file(const json_t *j, int index, struct file_list *l, struct er
     if (list_find(l, name))
         return err_set(e, ERR_CORRUPT, "files[%d]: %s is listed twice", index, name);
     struct checkpoint_file *f = list_add(l);
-    snprintf(f->name, sizeof f->name, "%s", name);
+    snprintf(f->name, sizeof f->name, "%.63s", name);
     snprintf(f->sha256, sizeof f->sha256, "%s", sha);
     f->bytes = (uint64_t)json_integer_value(bytes);
     return 0;
