@@ -134,17 +134,16 @@ static int dry_run(const char *bin_dir, const struct arguments *a, struct err *e
     return e->code;
 }
 
-static int open_run(const struct arguments *a, struct rundir *run, int *existed, struct err *e)
+static int open_run(const struct arguments *a, struct rundir *run, struct err *e)
 {
     struct config c;
-    if (a->resume) {
-        *existed = 1;
+    int existed;
+    if (a->resume)
         return rundir_open(a->resume, run, e);
-    }
     int rc = config_load(a->config, a->overrides, a->override_count, &c, e);
     if (rc < 0)
         return rc;
-    rc = rundir_create(&c, run, existed, e);
+    rc = rundir_create(&c, run, &existed, e);
     config_release(&c);
     return rc;
 }
@@ -257,7 +256,7 @@ static int launch(const struct arguments *a, const char *bin_dir, const struct r
     pid_t pid = 0;
     int ready_fd = -1, status;
     view_start(&v, run);
-    if (view_read(&v, &e) < 0) {
+    if (view_read(&v, &e) < 0 || supervisor_check(bin_dir, &e) < 0) {
         status = failed(&e);
     } else if (view_finished(&v)) {
         printf("%s is finished already\n", run->path);
@@ -280,11 +279,11 @@ int main(int argc, char **argv)
     struct rundir run;
     struct err e = {0};
     char bin_dir[PATH_MAX];
-    int existed = 0, status = read_arguments(argc, argv, &a);
+    int status = read_arguments(argc, argv, &a);
     if (status >= 0)
         return status;
     if (find_bin_dir(bin_dir, &e) < 0 || (a.dry_run && dry_run(bin_dir, &a, &e) < 0) ||
-        supervisor_check(bin_dir, &e) < 0 || open_run(&a, &run, &existed, &e) < 0)
+        open_run(&a, &run, &e) < 0)
         return failed(&e);
     status = launch(&a, bin_dir, &run);
     rundir_release(&run);

@@ -62,8 +62,11 @@ int history_take(struct history *h, const json_t *j)
     move_to(h, s + 1);
     h->passes = (int)n;
     h->lr = number(j, "lr");
-    for (size_t k = 0; k < n; k++)
-        trend_add(&h->loss[k + 1], json_number_value(json_array_get(losses, k)));
+    for (size_t k = 0; k < n; k++) {
+        const json_t *loss = json_array_get(losses, k);
+        if (json_is_number(loss)) /* null: it was not finite */
+            trend_add(&h->loss[k + 1], json_number_value(loss));
+    }
     double seconds = number(j, "seconds") + number(j, "wait_seconds"), tokens = number(j, "tokens");
     h->tokens += tokens > 0 ? (uint64_t)tokens : 0;
     h->seconds += seconds;

@@ -29,9 +29,9 @@ struct history {
     int64_t step;            /* steps done */
     int passes;              /* of the latest step */
     double lr;
-    uint64_t tokens;                                  /* of all steps done */
-    double seconds;                                   /* spent in them */
-    struct trend loss[CONFIG_MAX_PASSES + 1];         /* by pass */
+    uint64_t tokens;                          /* of all reports, those that were rolled back too */
+    double seconds;                           /* spent on them */
+    struct trend loss[CONFIG_MAX_PASSES + 1]; /* by pass */
     struct trend step_seconds[CONFIG_MAX_PASSES + 1]; /* by the number of passes of a step */
     int64_t to_go[CONFIG_MAX_PASSES + 1];             /* steps left, by their number of passes */
     struct trend rate;                                /* tokens per second */

@@ -262,7 +262,6 @@ static void take_messages(struct supervisor *s)
         if (s->ready_fd >= 0) {
             if (write(s->ready_fd, "", 1) < 0)
                 screen_say(s->screen, "the caller is gone");
-            close(s->ready_fd);
             s->ready_fd = -1;
         }
     }
@@ -356,8 +355,6 @@ int supervise(const struct rundir *run, const struct supervisor_options *o, stru
     control_free(&s.control);
     if (s.signals >= 0)
         close(s.signals);
-    if (s.ready_fd >= 0)
-        close(s.ready_fd);
     free(s.logs);
     return rc < 0 ? rc : s.rc;
 }

@@ -12,7 +12,7 @@
 
 struct supervisor_options {
     const char *bin_dir; /* where fb-scheduler and the others lie */
-    int ready_fd;        /* gets one byte when the scheduler has answered; −1 none */
+    int ready_fd; /* gets one byte when the scheduler has answered; −1 none; stays the caller's */
 };
 
 /*

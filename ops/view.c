@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "common/checkpoint.h"
-#include "common/clock.h"
+#include "common/fs.h"
 
 #define LIVE_EVAL_ROWS 6
 #define BAR_MIN        10
@@ -18,7 +18,6 @@ void view_start(struct view *v, const struct rundir *run)
     memset(v, 0, sizeof *v);
     v->run = run;
     v->checkpoint = -1;
-    v->started_at = clock_seconds();
     history_start(&v->history, &run->plan);
 }
 
@@ -58,22 +57,12 @@ static int64_t steps_of(const struct view *v)
     return v->run->plan.c.train.steps;
 }
 
-/* The last checkpoint that is to be evaluated has its row of losses. */
-static int evaluated(const struct view *v)
-{
-    int64_t every = v->run->config.eval.every_steps;
-    if (every == 0 || v->run->config.process.evaluators == 0)
-        return 1;
-    int64_t last = steps_of(v) / every * every;
-    for (int i = 0; i < v->evals.count; i++)
-        if (v->evals.rows[i].step == last)
-            return 1;
-    return last == 0;
-}
-
 int view_finished(const struct view *v)
 {
-    return v->checkpoint == steps_of(v) && evaluated(v);
+    char *path = rundir_path(v->run, "summary.json");
+    int finished = fs_exists(path);
+    free(path);
+    return finished;
 }
 
 const char *view_state(const struct view *v)
@@ -134,6 +123,12 @@ static void print_bar(struct buf *out, double share, int width)
     for (int i = 0; i < width; i++)
         buf_add_char(out, i < full ? '#' : '-');
     buf_add_char(out, ']');
+}
+
+static double tokens_done(const struct view *v)
+{
+    const struct config *c = &v->run->plan.c;
+    return (double)v->history.step * c->train.batch_rows * c->data.seq_len;
 }
 
 static double share_done(const struct view *v)
@@ -227,7 +222,7 @@ static void print_training(const struct view *v, struct buf *out)
 {
     const struct history *h = &v->history;
     buf_printf(out, "steps       %" PRId64 " of %" PRId64 ", ", h->step, steps_of(v));
-    print_count(out, (double)h->tokens);
+    print_count(out, tokens_done(v));
     buf_add_str(out, " tokens in ");
     print_duration(out, h->seconds);
     buf_add_str(out, " (");
@@ -313,7 +308,7 @@ json_t *view_json(const struct view *v)
         v->run->plan.c.run.name, "path", v->run->path, "state", view_state(v), "step",
         (json_int_t)h->step, "steps", (json_int_t)steps_of(v), "passes", h->passes, "losses",
         losses, "lr", real_or_null(h->lr), "tokens_per_second", real_or_null(trend_now(&h->rate)),
-        "eta_seconds", real_or_null(history_eta(h)), "tokens", (json_int_t)h->tokens, "evals",
+        "eta_seconds", real_or_null(history_eta(h)), "tokens", (json_int_t)tokens_done(v), "evals",
         rows);
     json_object_set_new(
         j, "checkpoint", v->checkpoint < 0 ? json_null() : json_integer((json_int_t)v->checkpoint));

@@ -18,7 +18,6 @@ struct view {
     struct evals evals;
     int64_t checkpoint; /* newest committed step, −1 none */
     json_t *status;     /* the scheduler's last word; NULL: it has not answered */
-    double started_at;  /* clock_seconds() of view_start */
 };
 
 void view_start(struct view *v, const struct rundir *run);
@@ -31,7 +30,7 @@ void view_take_status(struct view *v, json_t *j);
 
 /* "running", "stopping", … as the scheduler calls it; "finished" or "not running" without one. */
 const char *view_state(const struct view *v);
-/* Every step is done, committed and, where asked for, evaluated. */
+/* Every step is done, committed and evaluated: the scheduler has written summary.json. */
 int view_finished(const struct view *v);
 
 /* Several lines for a terminal of `width` columns. */
