@@ -11,8 +11,10 @@
 #define PATTERN_MAX_BYTES 8192
 #define JIT_STACK_MIN     ((size_t)32 << 10)
 #define JIT_STACK_MAX     ((size_t)4 << 20)
-#define MATCH_LIMIT       10000000 /* steps of backtracking in one match */
-#define HEAP_LIMIT_KIB    (64 << 10)
+/* Steps of backtracking in one match: what a pattern may need that is linear in the text. */
+#define MATCH_STEPS          1000000
+#define MATCH_STEPS_PER_BYTE 16
+#define HEAP_LIMIT_KIB       (64 << 10)
 
 /* Letters take combining marks with them; a contraction is one only where the word ends. */
 const char SPLIT_PATTERN_DEFAULT[] =
@@ -134,7 +136,6 @@ struct split_scratch *split_scratch_new(const struct split_pattern *p)
     s->context = or_abort(pcre2_match_context_create(NULL));
     s->jit_stack = or_abort(pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL));
     pcre2_jit_stack_assign(s->context, NULL, s->jit_stack);
-    pcre2_set_match_limit(s->context, MATCH_LIMIT);
     pcre2_set_heap_limit(s->context, HEAP_LIMIT_KIB);
     return s;
 }
@@ -154,6 +155,15 @@ void split_begin(struct split_iter *it, const struct split_pattern *p, struct sp
     const char *text, size_t n)
 {
     *it = (struct split_iter){.pattern = p, .scratch = s, .text = text, .len = n};
+}
+
+/* Enters the stretch of valid UTF-8 that starts at pos; it may be empty. */
+static void begin_run(struct split_iter *it)
+{
+    it->run_start = it->pos;
+    it->run_end = it->pos + utf8_valid_prefix(it->text + it->pos, it->len - it->pos);
+    uint64_t steps = MATCH_STEPS + MATCH_STEPS_PER_BYTE * (uint64_t)(it->run_end - it->pos);
+    pcre2_set_match_limit(it->scratch->context, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
 }
 
 /* Finds the next match in the current run: 1 with its bounds, 0 where there is none. */
@@ -200,8 +210,7 @@ int split_next(struct split_iter *it, struct split_word *word, struct err *e)
     if (it->pos == it->len)
         return 0;
     if (it->pos == it->run_end) {
-        it->run_start = it->pos;
-        it->run_end = it->pos + utf8_valid_prefix(it->text + it->pos, it->len - it->pos);
+        begin_run(it);
         if (it->run_end == it->pos) {
             it->run_end = it->run_start = it->pos + 1;
             return word_until(it, it->pos + 1, true, word);

@@ -17,7 +17,8 @@
  *         ... word.text, word.len ...
  *
  * A pattern is immutable; scratch is for one thread. ERR_INPUT: the pattern does not compile or
- * may match nothing. ERR_UNSUPPORTED: matching hit PCRE2's limits; the text names the byte.
+ * may match nothing. ERR_UNSUPPORTED: one match needed more steps than a few for each byte, or too
+ * much memory; the text names the byte. The patterns here never do.
  */
 #ifndef COMMON_SPLIT_H
 #define COMMON_SPLIT_H

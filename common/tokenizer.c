@@ -199,6 +199,7 @@ int tokenizer_decode(
     for (size_t i = 0; i < n; i++) {
         if (ids[i] >= t->n_ids) {
             out->len = before;
+            buf_add(out, "", 0); /* ends the text there */
             return err_set(e, ERR_INPUT, "id %u at position %zu: the vocabulary has ids 0 to %u",
                 ids[i], i, t->n_ids - 1);
         }
