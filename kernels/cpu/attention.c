@@ -145,15 +145,24 @@ static struct block batch_block(const struct attn_shape *s, const float *q, cons
     return b;
 }
 
+/* Threads for queries that see so many keys each; oneDNN is told as well. */
+static int attn_team(
+    const struct device *d, const struct attn_shape *s, int64_t queries, int64_t keys)
+{
+    int team = cpu_team(d, 2 * queries * keys * s->heads * s->head_dim);
+    cpu_use_threads(team);
+    return team;
+}
+
 void cpu_attn_fwd(struct device *d, float *out, float *lse, const float *q, const float *k,
     const float *v, const int32_t *first, const struct attn_shape *s)
 {
     check_shape(s);
-    cpu_use_threads(d);
+    int team = attn_team(d, s, (int64_t)s->batch * s->seq, s->seq);
     int blocks = (s->seq + Q_BLOCK - 1) / Q_BLOCK, heads = s->heads;
     int64_t parts = (int64_t)s->batch * heads * blocks;
     /* Parts differ in size and are independent, so which thread takes one may be left to chance. */
-#pragma omp parallel for num_threads(d->threads) schedule(dynamic)
+#pragma omp parallel for num_threads(team) schedule(dynamic)
     for (int64_t p = 0; p < parts; p++) {
         int t0 = (int)(p % blocks) * Q_BLOCK;
         int h = (int)(p / blocks % heads), bi = (int)(p / blocks / heads);
@@ -238,10 +247,10 @@ void cpu_attn_bwd(struct device *d, float *dq, float *dk, float *dv, const float
 {
     (void)work;
     check_shape(s);
-    cpu_use_threads(d);
+    int team = attn_team(d, s, (int64_t)s->batch * s->seq, s->seq);
     int group = s->heads / s->kv_heads, kv_heads = s->kv_heads;
     /* One part a key/value head: all that is added to its dk and dv is added in one order. */
-#pragma omp parallel for num_threads(d->threads) schedule(dynamic)
+#pragma omp parallel for num_threads(team) schedule(dynamic)
     for (int p = 0; p < s->batch * kv_heads; p++) {
         int bi = p / kv_heads, kvh = p % kv_heads;
         struct block head = batch_block(s, q, k, v, first, bi, kvh * group, 0);
@@ -278,9 +287,11 @@ void cpu_attn_cached(struct device *d, float *out, const float *q, const float *
     const struct attn_shape *s)
 {
     check_shape(s);
-    cpu_use_threads(d);
-    int blocks = (n + Q_BLOCK - 1) / Q_BLOCK;
-#pragma omp parallel for num_threads(d->threads) schedule(dynamic)
+    int64_t keys = 0; /* most that a row sees */
+    for (int i = 0; i < n; i++)
+        keys = pos[i] - first[i] + 1 > keys ? pos[i] - first[i] + 1 : keys;
+    int team = attn_team(d, s, n, keys), blocks = (n + Q_BLOCK - 1) / Q_BLOCK;
+#pragma omp parallel for num_threads(team) schedule(dynamic)
     for (int p = 0; p < blocks * s->heads; p++) {
         int h = p % s->heads, i = p / s->heads * Q_BLOCK;
         int end = n - i < Q_BLOCK ? n : i + Q_BLOCK;

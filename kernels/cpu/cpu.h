@@ -12,11 +12,19 @@
 
 #include "kernels/device.h"
 
-/* Work below this many elements is done by the calling thread: waking a team costs more. */
-#define CPU_SMALL 8192
+/*
+ * Below this much work the calling thread does it alone: waking a team of sleeping threads takes
+ * about as long, 30 to 50 µs on a busy machine. Elements of element-wise operations, and
+ * multiply-adds of products.
+ */
+#define CPU_SMALL      32768
+#define CPU_SMALL_MADS (1 << 20)
 
-/* oneDNN and OpenMP take the number of threads from the calling thread's state: sets it to d's. */
-void cpu_use_threads(const struct device *d);
+/* How many threads a product of that many multiply-adds should have. */
+int cpu_team(const struct device *d, int64_t multiply_adds);
+
+/* oneDNN takes the number of threads from the calling thread's state: sets it. */
+void cpu_use_threads(int threads);
 
 /* C (m, n) = alpha · op(A) op(B) + beta · C on the calling thread's team; alone inside a parallel
  * region. */

@@ -98,12 +98,17 @@ static int cores_allowed(void)
     return n < 1 ? 1 : n;
 }
 
-void cpu_use_threads(const struct device *d)
+int cpu_team(const struct device *d, int64_t multiply_adds)
+{
+    return multiply_adds < CPU_SMALL_MADS ? 1 : d->threads;
+}
+
+void cpu_use_threads(int threads)
 {
 #ifdef _OPENMP
-    omp_set_num_threads(d->threads);
+    omp_set_num_threads(threads);
 #else
-    (void)d;
+    (void)threads;
 #endif
 }
 

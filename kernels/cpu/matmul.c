@@ -23,7 +23,7 @@ void cpu_matmul(struct device *d, int ta, int tb, int m, int n, int k, float alp
 {
     CHECK(m >= 0 && n >= 0 && k > 0);
     CHECK(lda >= (ta ? m : k) && ldb >= (tb ? k : n) && ldc >= n);
-    cpu_use_threads(d);
+    cpu_use_threads(cpu_team(d, (int64_t)m * n * k));
     if (!ta && tb && m <= DEVICE_DECODE_ROWS)
         cpu_matmul_rows(m, n, k, alpha, a, (size_t)lda, b, (size_t)ldb, beta, c, (size_t)ldc);
     else
