@@ -33,7 +33,8 @@ void batch_request_encode(const struct batch_request *r, struct buf *out);
 int batch_request_decode(const void *body, size_t n, struct batch_request *out, struct err *e);
 
 void batch_encode(const struct batch *b, struct buf *out);
-/* Validates sizes, token ids < vocab, doc_starts ∈ {0, 1}; recomputes the content digest and refuses a difference. */
+/* Validates sizes, token ids < vocab, doc_starts ∈ {0, 1}; recomputes the content digest and
+ * refuses a difference. */
 int batch_decode(const void *body, size_t n, int vocab, struct batch *out, struct err *e);
 int batch_new(int rows, int seq, struct batch *out, struct err *e); /* zeroed arrays */
 void batch_release(struct batch *b);

@@ -78,7 +78,7 @@ static void progress_over(struct progress *p)
 static int verify(const struct options *o, struct err *e)
 {
     struct progress bar = {0};
-    struct manifest m;
+    struct manifest m = {0};
     int rc = source_verify(o->dir, watch_bytes, &bar, e);
     progress_over(&bar);
     if (rc == 0)

@@ -186,7 +186,8 @@ static void test_copies_and_split(void **state)
         const char *text;
         total += json_object_size(many);
         assert_true(json_object_size(few) > 0);
-        json_object_foreach(few, text, v) assert_non_null(json_object_get(many, text));
+        json_object_foreach (few, text, v)
+            assert_non_null(json_object_get(many, text));
         json_decref(few);
         json_decref(many);
     }
