@@ -159,7 +159,7 @@ static void run_regime(const struct model_config *c, const struct regime_case *k
 static void test_regimes(void **state)
 {
     (void)state;
-    for (int norms = 0; norms < 8; norms++)
+    for (int norms = 0; norms < 8; norms += norms == 1 ? 5 : 1) /* 0, 1, 6, 7 */
         for (size_t i = 0; i < sizeof regimes / sizeof *regimes; i++) {
             struct model_config c = small_config();
             c.in_norm = norms & 1;
@@ -405,7 +405,7 @@ static void test_refuses(void **state)
 static int setup(void **state)
 {
     (void)state;
-    return device_cpu_new(2, &device, NULL);
+    return device_cpu_new(1, &device, NULL);
 }
 
 static int teardown(void **state)
