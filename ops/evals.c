@@ -139,12 +139,37 @@ void evals_release(struct evals *t)
     memset(t, 0, sizeof *t);
 }
 
+int eval_row_complete(const struct eval_row *r, const struct config *c)
+{
+    int complete = 1;
+    for (int g = 0; g < REGIME_COUNT && c->eval.suites[SUITE_LOSS]; g++)
+        complete &= !c->eval.regimes[g] || !isnan(r->nats[g]);
+    return complete && (!c->eval.suites[SUITE_FIXED_POINT] || !isnan(r->contraction));
+}
+
+void eval_row_print(const struct eval_row *r, struct buf *out)
+{
+    const char *between = ":";
+    buf_printf(out, "step %lld", (long long)r->step);
+    for (int k = 1; k <= CONFIG_MAX_PASSES; k++)
+        if (!isnan(r->pass_nats[k])) {
+            buf_printf(out, "%s pass %d %.4f", between, k, r->pass_nats[k]);
+            between = ",";
+        }
+    for (int g = 0; g < REGIME_COUNT; g++)
+        if (!isnan(r->nats[g])) {
+            buf_printf(out, "%s %s %.4f", between, regime_name(g), r->nats[g]);
+            between = ",";
+        }
+    buf_add_str(out, " nats/token");
+}
+
 static void cell(struct buf *out, double x)
 {
     if (isnan(x))
-        buf_printf(out, "  %8s", "-");
+        buf_printf(out, " %8s", "-");
     else
-        buf_printf(out, "  %8.4f", x);
+        buf_printf(out, " %8.4f", x);
 }
 
 void evals_print(const struct evals *t, int max_rows, struct buf *out)
@@ -155,15 +180,15 @@ void evals_print(const struct evals *t, int max_rows, struct buf *out)
             most = isnan(t->rows[i].pass_nats[k]) ? most : k;
     if (t->count == 0)
         return;
-    buf_printf(out, "%8s", "step");
+    buf_printf(out, "%7s", "step");
     for (int k = 1; k <= most; k++)
-        buf_printf(out, "    pass %d", k);
+        buf_printf(out, "   pass %d", k);
     for (int g = 0; g < REGIME_COUNT; g++)
-        buf_printf(out, "  %8s", regime_name(g));
-    buf_printf(out, "  %8s  %8s\n", "bits/B", "contract");
+        buf_printf(out, " %8s", regime_name(g));
+    buf_printf(out, " %8s %8s\n", "bits/B", "contract");
     for (int i = first; i < t->count; i++) {
         const struct eval_row *r = &t->rows[i];
-        buf_printf(out, "%8lld", (long long)r->step);
+        buf_printf(out, "%7lld", (long long)r->step);
         for (int k = 1; k <= most; k++)
             cell(out, r->pass_nats[k]);
         for (int g = 0; g < REGIME_COUNT; g++)

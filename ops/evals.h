@@ -39,6 +39,12 @@ void evals_read(struct evals *t, const char *dir);
 
 void evals_release(struct evals *t);
 
+/* Every number that the config asks for is there. */
+int eval_row_complete(const struct eval_row *r, const struct config *c);
+
+/* One row in words: "step 40: pass 1 2.0000, …, standard 2.5000, … nats/token". */
+void eval_row_print(const struct eval_row *r, struct buf *out);
+
 /* The table as text, the last `max_rows` rows. Empty when there are none. */
 void evals_print(const struct evals *t, int max_rows, struct buf *out);
 

@@ -285,6 +285,8 @@ int main(int argc, char **argv)
     if (find_bin_dir(bin_dir, &e) < 0 || (a.dry_run && dry_run(bin_dir, &a, &e) < 0) ||
         open_run(&a, &run, &e) < 0)
         return failed(&e);
+    /* The daemons share the cores: their waiting threads sleep instead of spinning. */
+    setenv("OMP_WAIT_POLICY", "passive", 0);
     status = launch(&a, bin_dir, &run);
     rundir_release(&run);
     return status;

@@ -11,6 +11,7 @@
 struct screen {
     int terminal; /* 1: redraw in place */
     int drawn;    /* lines of the block that is on the terminal now */
+    int64_t told; /* evaluations up to this step have had their line */
     double next;  /* when it is time to draw again, clock_seconds() */
 };
 

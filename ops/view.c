@@ -136,22 +136,6 @@ static double share_done(const struct view *v)
     return (double)v->history.step / (double)steps_of(v);
 }
 
-/* -- texts -- */
-
-void view_print_line(const struct view *v, struct buf *out)
-{
-    const struct history *h = &v->history;
-    buf_printf(out, "%s  step %" PRId64 "/%" PRId64 " (%.0f %%)  ", view_state(v), h->step,
-        steps_of(v), 100 * share_done(v));
-    print_losses(v, out);
-    buf_printf(out, "  lr %.2e  ", h->lr);
-    print_count(out, trend_now(&h->rate));
-    buf_add_str(out, " tokens/s  ETA ");
-    print_duration(out, history_eta(h));
-    if (v->checkpoint >= 0)
-        buf_printf(out, "  saved %" PRId64, v->checkpoint);
-}
-
 /* "scheduler, loader, trainer 0, evaluator 0 (silent for 4 s)" */
 static void print_members(const struct view *v, struct buf *out)
 {
@@ -186,12 +170,31 @@ static void print_warning(const struct view *v, struct buf *out)
         buf_printf(out, "warn   %s\n", last);
 }
 
+/* -- texts -- */
+
+void view_print_line(const struct view *v, struct buf *out)
+{
+    const struct history *h = &v->history;
+    buf_printf(out, "%s  step %" PRId64 "/%" PRId64 " (%.0f %%)  ", view_state(v), h->step,
+        steps_of(v), 100 * share_done(v));
+    print_losses(v, out);
+    buf_printf(out, "  lr %.2e  ", h->lr);
+    print_count(out, trend_now(&h->rate));
+    buf_add_str(out, " tokens/s  ETA ");
+    print_duration(out, history_eta(h));
+    if (v->checkpoint >= 0)
+        buf_printf(out, "  saved %" PRId64, v->checkpoint);
+    print_jobs(v, out);
+}
+
 void view_print_live(const struct view *v, int width, struct buf *out)
 {
     const struct history *h = &v->history;
     int bar = width - 60;
     bar = bar < BAR_MIN ? BAR_MIN : bar > BAR_MAX ? BAR_MAX : bar;
-    buf_printf(out, "%s  %s\n", v->run->plan.c.run.name, view_state(v));
+    buf_printf(out, "%s  %s", v->run->config.run.name, view_state(v));
+    print_jobs(v, out);
+    buf_add_char(out, '\n');
     print_bar(out, share_done(v), bar);
     buf_printf(out, " %5.1f %%  step %" PRId64 "/%" PRId64 "  ", 100 * share_done(v), h->step,
         steps_of(v));
@@ -208,7 +211,6 @@ void view_print_live(const struct view *v, int width, struct buf *out)
     if (v->status) {
         buf_add_str(out, "   alive ");
         print_members(v, out);
-        print_jobs(v, out);
     }
     buf_add_char(out, '\n');
     print_warning(v, out);
@@ -256,7 +258,7 @@ void view_print_summary(const struct view *v, struct buf *out)
     static const char *const paths[][2] = {{"checkpoints", "checkpoints/"},
         {"evaluations", "evals/"}, {"metrics", "metrics.jsonl"}, {"config", "run.yaml"},
         {"logs", "logs/"}};
-    buf_printf(out, "\nrun %s: %s\n", v->run->plan.c.run.name, view_state(v));
+    buf_printf(out, "\nrun %s: %s\n", v->run->config.run.name, view_state(v));
     print_training(v, out);
     if (v->evals.count) {
         buf_add_str(out,
@@ -305,7 +307,7 @@ json_t *view_json(const struct view *v)
     for (int i = 0; i < v->evals.count; i++)
         json_array_append_new(rows, row_json(&v->evals.rows[i]));
     json_t *j = json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:I, s:o}", "run",
-        v->run->plan.c.run.name, "path", v->run->path, "state", view_state(v), "step",
+        v->run->config.run.name, "path", v->run->path, "state", view_state(v), "step",
         (json_int_t)h->step, "steps", (json_int_t)steps_of(v), "passes", h->passes, "losses",
         losses, "lr", real_or_null(h->lr), "tokens_per_second", real_or_null(trend_now(&h->rate)),
         "eta_seconds", real_or_null(history_eta(h)), "tokens", (json_int_t)tokens_done(v), "evals",

@@ -167,9 +167,20 @@ static void eval_table(void **state)
     assert_true(isnan(t.rows[1].nats[REGIME_FUSED]));
     evals_print(&t, 10, &text);
     assert_string_equal(text.data,
-        "    step    pass 1    pass 2  standard      soft     fused    bits/B  contract\n"
-        "      10         -         -         -    3.5000         -         -         -\n"
-        "      20    2.0000    1.5000    2.5000         -         -    1.0000    0.5000\n");
+        "   step   pass 1   pass 2 standard     soft    fused   bits/B contract\n"
+        "     10        -        -        -   3.5000        -        -        -\n"
+        "     20   2.0000   1.5000   2.5000        -        -   1.0000   0.5000\n");
+    buf_clear(&text);
+    eval_row_print(&t.rows[1], &text);
+    assert_string_equal(
+        text.data, "step 20: pass 1 2.0000, pass 2 1.5000, standard 2.5000 nats/token");
+    struct config c = {0};
+    c.eval.suites[SUITE_LOSS] = c.eval.suites[SUITE_FIXED_POINT] = 1;
+    c.eval.regimes[REGIME_STANDARD] = 1;
+    assert_true(eval_row_complete(&t.rows[1], &c));
+    assert_false(eval_row_complete(&t.rows[0], &c)); /* no standard, no contraction */
+    c.eval.regimes[REGIME_FUSED] = 1;
+    assert_false(eval_row_complete(&t.rows[1], &c));
     buf_release(&text);
     evals_release(&t);
 }
@@ -183,7 +194,7 @@ static void files_and_texts(void **state)
     (void)state;
     run.path = mem_printf("%s/run", dir);
     make_plan(&run.plan);
-    run.plan.c.run.name = (char *)(uintptr_t) "tiny";
+    run.config.run.name = (char *)(uintptr_t) "tiny";
     run.config.eval.every_steps = 10;
     run.config.process.evaluators = 1;
     char *evals = rundir_path(&run, "evals/step-00000020"),
