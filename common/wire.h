@@ -9,33 +9,7 @@
  * both; a longer header of a later minor is accepted and its tail ignored. common/proto.abnf states
  * every message.
  *
- * Who sends what (JSON bodies unless noted; every message of the control socket but HELLO,
- * STATUS_GET and STOP carries the run epoch, and a receiver drops an older one; the scheduler does
- * so for trainers only, since what a loader or an evaluator says stays true when the training epoch
- * changes). Steps count from 0; a checkpoint's step is the number of steps done, so GRANT {step:
- * 99, checkpoint: true}, SAVED {step: 100} and step-00000100 belong together. A number that is not
- * finite travels as null:
- *
- *  HELLO       any → scheduler   {role: "trainer"|"loader"|"evaluator", rank, world, pid, version,
- *                                 plan_hash, manifest_root}
- *  WELCOME     scheduler →       {heartbeat_ms, checkpoint: "step-00000100"|null, step}; header:
- * run epoch. A trainer loads that checkpoint (null: fresh weights) and continues at `step`. REFUSE
- * scheduler →       {reason}; the receiver exits 100 HEARTBEAT   both ways         {} every
- * heartbeat_ms; dead after 3 missed BYE         any → scheduler   {reason} READY       trainer →
- * {step}: the rank holds all data of that step GRANT       scheduler → trainer {step, checkpoint:
- * bool}: may run `step`; afterwards writes a checkpoint if true STEP        trainer → {step,
- * passes, losses: [K], total, grad_norm, lr, tokens, rows, seconds, wait_seconds, ids: hex,
- * content: hex} RELOAD      scheduler → trainer {checkpoint|null, step, reason}; header: the new
- * run epoch CHECKPOINT  scheduler → trainer {step}: when `step` steps are done write one (the clean
- * stop) SAVED       trainer →         {step, files: [{name, bytes, sha256}], stall_seconds,
- * write_seconds} or {step, error} JOB_GET     evaluator →       {} JOB         scheduler → {id,
- * checkpoint: absolute directory, step, suite, regime, seed} or {id: null}. fixed_point iterates
- * passes over a whole row: its one regime is "fused" RESULT      evaluator →       {id, result:
- * {…}} or {id, error} RESULT_ACK  scheduler →       {id}, after the result is durable FINISH
- * scheduler → all   {reason}: leave cleanly, exit 0 STATUS_GET  any →  {}         STATUS  scheduler
- * → one JSON document (see scheduler/status.h) STOP        operator → {}     STOP_ACK scheduler →
- * {step} GET         → loader (batch_request)   BATCH loader → (batch)   NAK loader → {reason,
- * retry: bool}
+ * Who sends what to whom, with every body, is the table in common/proto.abnf.
  */
 #ifndef COMMON_WIRE_H
 #define COMMON_WIRE_H
