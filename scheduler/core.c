@@ -456,8 +456,10 @@ static int take_result(
     }
     json_t *copy = json_deep_copy(result);
     int rc = jobs_result(&s->jobs, id, copy, &summary, e);
-    if (rc == 1)
+    if (rc == 1) {
         tell_result(s, id, copy);
+        training_retain(s);
+    }
     if (summary.code)
         say(s, LOG_WARN, "evaluation", "the result is kept, but %s", summary.msg);
     json_decref(copy);

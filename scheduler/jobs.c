@@ -93,8 +93,7 @@ int jobs_load(struct jobs *q, const struct rundir *run, struct journal *journal,
     json_t *all = journal_jobs(journal, e), *j;
     size_t i;
     int rc = all ? 0 : e ? e->code : ERR_IO;
-    json_array_foreach(all, i, j)
-    {
+    json_array_foreach (all, i, j) {
         struct job job = {0};
         if (rc == 0 && (rc = job_from_json(j, &job, e)) < 0)
             err_prefix(e, "journal: jobs");

@@ -111,24 +111,30 @@ static int64_t final_step(const struct scheduler *s)
     return s->stopping ? s->steps.limit : steps_of(s);
 }
 
-static void after_commit(struct scheduler *s)
+void training_retain(struct scheduler *s)
 {
     struct err e = {0};
     int64_t *pinned = NULL, *kept = NULL;
-    int rc = jobs_add_for(&s->jobs, s->commits.last, s->commits.manifest_sha256, &e);
     /* Without an evaluator no job will ever be taken, and none may keep a checkpoint from going. */
     int count = s->run->config.process.evaluators > 0 ? jobs_steps(&s->jobs, &pinned) : 0;
-    if (rc >= 0)
-        rc = commits_retain(&s->commits, pinned, count, &e);
-    if (rc >= 0) {
+    int rc = commits_retain(&s->commits, pinned, count, &e);
+    if (rc == 0) {
         count = checkpoint_list(s->commits.root, &kept, &e);
         rc = count < 0 ? count : jobs_drop_without(&s->jobs, kept, count, &e);
     }
     if (rc < 0)
-        say(s, LOG_WARN, "retention", "after checkpoint %lld: %s", (long long)s->commits.last,
-            e.msg);
+        say(s, LOG_WARN, "retention", "%s", e.msg);
     free(kept);
     free(pinned);
+}
+
+static void after_commit(struct scheduler *s)
+{
+    struct err e = {0};
+    if (jobs_add_for(&s->jobs, s->commits.last, s->commits.manifest_sha256, &e) < 0)
+        say(s, LOG_WARN, "journal", "no eval jobs for step %lld: %s", (long long)s->commits.last,
+            e.msg);
+    training_retain(s);
 }
 
 static void checkpoint_failed(

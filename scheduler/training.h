@@ -20,6 +20,8 @@ void training_saved(struct scheduler *s, int rank, const json_t *body, int64_t n
 void training_stop(struct scheduler *s, const char *reason, int64_t now_ms);
 /* The step after which a stop ends, or the last commit's when there is nothing to wait for. */
 int64_t training_stop_step(const struct scheduler *s);
+/* Retention: after a commit, and when a checkpoint may have become free of jobs. */
+void training_retain(struct scheduler *s);
 /* Timers: retries, the stop's limit, the end of the run. */
 void training_tick(struct scheduler *s, int64_t now_ms);
 
