@@ -26,12 +26,13 @@
 #define WIRE_MAX_BATCH_BYTES   (256u << 20)
 
 /* name, number */
-#define WIRE_TYPES(X)                                                                              \
-    X(HELLO, 1)                                                                                    \
-    X(WELCOME, 2) X(REFUSE, 3) X(HEARTBEAT, 4) X(BYE, 5) X(READY, 6) X(GRANT, 7) X(STEP, 8)        \
-        X(RELOAD, 9) X(CHECKPOINT, 10) X(SAVED, 11) X(JOB_GET, 12) X(JOB, 13) X(RESULT, 14)        \
-            X(RESULT_ACK, 15) X(FINISH, 16) X(STATUS_GET, 17) X(STATUS, 18) X(STOP, 19)            \
-                X(STOP_ACK, 20) X(GET, 32) X(BATCH, 33) X(NAK, 34)
+/* clang-format off */
+#define WIRE_TYPES(X) \
+    X(HELLO, 1) X(WELCOME, 2) X(REFUSE, 3) X(HEARTBEAT, 4) X(BYE, 5) X(READY, 6) X(GRANT, 7) \
+    X(STEP, 8) X(RELOAD, 9) X(CHECKPOINT, 10) X(SAVED, 11) X(JOB_GET, 12) X(JOB, 13) X(RESULT, 14) \
+    X(RESULT_ACK, 15) X(FINISH, 16) X(STATUS_GET, 17) X(STATUS, 18) X(STOP, 19) X(STOP_ACK, 20) X(GET, 32) \
+    X(BATCH, 33) X(NAK, 34)
+/* clang-format on */
 
 enum wire_type {
 #define X(name, number) WIRE_##name = number,
