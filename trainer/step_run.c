@@ -43,20 +43,15 @@ static void result_losses(struct step_result *r, const struct step_case *sc, con
                        (r->passes > 1 ? (double)sc->lambda * extra / (r->passes - 1) : 0));
 }
 
-static int weights_upload(struct model *m, const struct safetensors *st, struct err *e)
+/* The file's weights; read before anything of the model's size is taken, so that sizes which only
+ * the metadata claims are refused here. */
+static int weights_read(
+    const struct weight_table *t, const struct safetensors *st, float **out, struct err *e)
 {
-    const struct weight_table *t = model_weights(m);
-    struct device *d = model_device(m);
-    float *flat = mem_try_array((size_t)t->total, sizeof *flat);
-    if (!flat)
+    *out = mem_try_array((size_t)t->total, sizeof **out);
+    if (!*out)
         return err_set(e, ERR_NOMEM, "no memory for the weights");
-    int rc = weights_load(t, st, "w.", 0, flat, e);
-    if (rc == 0) {
-        d->ops->upload(d, model_params(m), flat, (size_t)t->total * sizeof *flat);
-        rc = d->ops->sync(d, e);
-    }
-    free(flat);
-    return rc;
+    return weights_load(t, st, "w.", 0, *out, e);
 }
 
 static int model_run(
@@ -134,15 +129,19 @@ int step_run(struct device *d, const struct step_case *sc, const struct safetens
 {
     struct model_limits lim = {sc->batch.batch, sc->batch.seq, sc->batch.passes, 1};
     struct model *m = NULL;
+    float *weights = NULL;
     memset(out, 0, sizeof *out);
     int rc = result_new(sc, out, e);
     if (rc == 0)
+        rc = weights_read(&out->table, st, &weights, e);
+    if (rc == 0)
         rc = model_new(d, &sc->model, &lim, &m, e);
-    if (rc == 0)
-        rc = weights_upload(m, st, e);
-    if (rc == 0)
+    if (rc == 0) {
+        d->ops->upload(d, model_params(m), weights, (size_t)out->table.total * sizeof *weights);
         rc = model_run(m, sc, out, e);
+    }
     model_free(&m);
+    free(weights);
     if (rc == 0)
         list_tensors(out, sc);
     else
