@@ -90,8 +90,7 @@ static int check_fields(
 {
     const char *name;
     json_t *value;
-    json_object_foreach(object, name, value)
-    {
+    json_object_foreach (object, name, value) {
         const struct field *f = fields;
         while (f->name && strcmp(f->name, name))
             f++;
@@ -201,8 +200,7 @@ static int place_tokens(struct loading *l)
     t->special = mem_array(total, sizeof *t->special);
     l->spelling = mem_array(total, sizeof *l->spelling);
     json_t *value;
-    json_object_foreach(l->vocab, content, value)
-    {
+    json_object_foreach (l->vocab, content, value) {
         if ((rc = place(l, "model.vocab", content, value)) < 0)
             return rc;
     }
@@ -306,8 +304,7 @@ static int read_merges(struct loading *l)
     size_t i;
     int rc = 0;
     bpe_table_init(&l->t->merges, (uint32_t)json_array_size(merges));
-    json_array_foreach(merges, i, m)
-    {
+    json_array_foreach (merges, i, m) {
         struct bpe_merge ids;
         const char *right;
         if (merge_parts(m, &left, &right) < 0) {

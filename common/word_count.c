@@ -12,6 +12,7 @@ void word_counts_init(struct word_counts *w)
 {
     *w = (struct word_counts){.slot_mask = SLOTS_MIN - 1};
     w->slots = mem_array(SLOTS_MIN, sizeof *w->slots);
+    buf_add_str(&w->text, ""); /* never NULL */
 }
 
 void word_counts_release(struct word_counts *w)

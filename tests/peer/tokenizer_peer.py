@@ -110,7 +110,7 @@ def main():
     program = os.path.join(sys.argv[1], "fb-tokenizer")
     rng = random.Random(20260101)
     text = corpus(rng)
-    texts = ODD_TEXTS + [random_text(rng) for _ in range(300)] + [text]
+    texts = ODD_TEXTS + [random_text(rng) for _ in range(150)] + [text]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     split = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(FOREIGN_PATTERN), "isolated"),

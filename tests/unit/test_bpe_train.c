@@ -225,6 +225,30 @@ static void test_threads_and_order(void **state)
     buf_release(&other);
 }
 
+/* A character across the end of a block is counted: here it is one of the two that are needed. */
+static void test_cut_character(void **state)
+{
+    (void)state;
+    char *dir = make_dir(), *path = mem_printf("%s/one-line.txt", dir);
+    struct buf text = BUF_INIT, json = BUF_INIT;
+    struct bpe_train_stats stats;
+    struct tok_model m;
+    struct err e = {0};
+    for (int i = 0; i < (2 << 20) - 2; i++)
+        buf_add_char(&text, '1');
+    buf_add_str(&text, "日111日1");
+    assert_int_equal(fs_write_atomic(path, text.data, text.len, &e), 0);
+    train_files(&path, 1, 2, 1000, &json, &stats);
+    tok_model_read(json.data, json.len, &m);
+    assert_int_not_equal(tok_model_find(&m, "æĹ¥"), UINT32_MAX); /* the bytes e6 97 a5 */
+    tok_model_release(&m);
+    assert_int_equal(fs_remove_tree(dir, &e), 0);
+    free(path);
+    free(dir);
+    buf_release(&text);
+    buf_release(&json);
+}
+
 static int at_once(void)
 {
     return 1;
@@ -306,6 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_naive_twin),
         cmocka_unit_test(test_threads_and_order),
+        cmocka_unit_test(test_cut_character),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_prune),

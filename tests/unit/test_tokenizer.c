@@ -153,8 +153,9 @@ static void test_split(void **state)
         {SPLIT_PATTERN_DEFAULT, "<|endoftext|>", "<||endoftext||>"},
         {SPLIT_PATTERN_BYTE_LEVEL, "I don't 'Sx", "I| don|'t| '|Sx"},
         {SPLIT_PATTERN_BYTE_LEVEL, "12345 67\n\n x", "12345| 67|\n\n| x"},
-        {"[0-9]+", "ab12cd3", "ab|12|cd|3"},   /* what no match takes is a word too */
-        {"[\\s,]", "a b,c", "a| |b|,|c"},      /* \s in a class */
+        {"[0-9]+", "ab12cd3", "ab|12|cd|3"}, /* what no match takes is a word too */
+        {"[\\s,]", "a b,c", "a| |b|,|c"},    /* \s in a class */
+        {"[\\s,]", "a\u180e,c", "a\u180e|,|c"},
         {"[^]\\s]+", "ab] c", "ab|] |c"},      /* a bracket as the first member */
         {"[[:digit:]\\s]+", "a1 b", "a|1 |b"}, /* a POSIX class in a class */
         {"\\S+", "a\u180e b", "a\u180e| |b"}, {"[\\S]+", "ab c", "ab| |c"},

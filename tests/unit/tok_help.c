@@ -68,10 +68,9 @@ void tok_model_read(const char *json, size_t n, struct tok_model *m)
     m->n_merges = json_array_size(merges);
     m->token = mem_array(m->n_tokens, sizeof *m->token);
     m->merge = mem_array(m->n_merges, sizeof *m->merge);
-    json_object_foreach(json_object_get(model, "vocab"), token, id)
+    json_object_foreach (json_object_get(model, "vocab"), token, id)
         m->token[json_integer_value(id)] = mem_strdup(token);
-    json_array_foreach(merges, rank, s)
-    {
+    json_array_foreach (merges, rank, s) {
         char *left = mem_strdup(json_string_value(s)), *right = strchr(left, ' ');
         *right++ = 0;
         m->merge[rank][0] = tok_model_find(m, left);
