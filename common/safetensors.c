@@ -196,8 +196,10 @@ static int check_meta(struct safetensors *st, struct err *e)
         return 0;
     if (!json_is_object(meta))
         return err_set(e, ERR_CORRUPT, "%s: __metadata__ is not an object", st->name);
-    json_object_foreach(meta, key, value) if (!json_is_string(value)) return err_set(
-        e, ERR_CORRUPT, "%s: __metadata__ key \"%.100s\" is not a string", st->name, key);
+    json_object_foreach (meta, key, value)
+        if (!json_is_string(value))
+            return err_set(
+                e, ERR_CORRUPT, "%s: __metadata__ key \"%.100s\" is not a string", st->name, key);
     return 0;
 }
 
@@ -239,8 +241,7 @@ static int header_parse(struct safetensors *st, struct err *e)
     st->by_name = mem_try_array(json_object_size(st->header), sizeof *st->by_name);
     if (!st->items || !st->by_name)
         return err_set(e, ERR_NOMEM, "%s: no memory for its table of tensors", st->name);
-    json_object_foreach(st->header, key, entry)
-    {
+    json_object_foreach (st->header, key, entry) {
         if (strcmp(key, "__metadata__") == 0)
             continue;
         struct st_tensor *t = &st->items[st->count];
@@ -378,14 +379,14 @@ int safetensors_read_f32(
 {
     const struct st_tensor *t = safetensors_find(st, name);
     if (!t)
-        return err_set(e, ERR_INPUT, "%s: has no tensor %s", st->name, name);
+        return err_set(e, ERR_INPUT, "has no tensor %s", name);
     if (t->dtype != ST_F32 && t->dtype != ST_BF16 && t->dtype != ST_F16)
-        return err_set(e, ERR_INPUT, "%s: tensor %s is %s, right would be F32, BF16 or F16",
-            st->name, name, st_dtype_name(t->dtype));
+        return err_set(e, ERR_INPUT, "tensor %s is %s, right would be F32, BF16 or F16", name,
+            st_dtype_name(t->dtype));
     size_t n = t->bytes / st_dtype_bytes(t->dtype);
     if (count < 0 || n != (size_t)count)
-        return err_set(e, ERR_INPUT, "%s: tensor %s has %zu elements, %lld are needed", st->name,
-            name, n, (long long)count);
+        return err_set(
+            e, ERR_INPUT, "tensor %s has %zu elements, %lld are needed", name, n, (long long)count);
     if (t->dtype == ST_F32) {
         memcpy(out, t->data, t->bytes);
         return 0;

@@ -2,9 +2,10 @@
  * Safetensors files: 8-byte little-endian header length, JSON header, tensor bytes.
  *
  * Reading maps the file; tensors point into the map and live until safetensors_close().
- * The whole header is validated at open: offsets in range, contiguous and not overlapping, size = product of
- * the shape times the type, names unique, header at most 100 MB.
- * Errors name the file and the tensor.
+ * The whole header is validated at open: offsets in range, contiguous and not overlapping, size =
+ * product of the shape times the type, names unique, header at most 100 MB. Errors of opening and
+ * writing name the file and the tensor; those of reading a tensor name the tensor, and the caller
+ * puts the file in front.
  */
 #ifndef COMMON_SAFETENSORS_H
 #define COMMON_SAFETENSORS_H
@@ -36,12 +37,13 @@ void safetensors_close(struct safetensors **st);
 
 int safetensors_count(const struct safetensors *st);
 const struct st_tensor *safetensors_at(const struct safetensors *st, int i); /* in file order */
-const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* or NULL */
+const struct st_tensor *safetensors_find(
+    const struct safetensors *st, const char *name);                         /* or NULL */
 const char *safetensors_meta(const struct safetensors *st, const char *key); /* or NULL */
 
 /* Copies an F32 (or BF16, F16: widened) tensor of exactly `count` elements into out. */
-int safetensors_read_f32(const struct safetensors *st, const char *name, int64_t count, float *out,
-    struct err *e);
+int safetensors_read_f32(
+    const struct safetensors *st, const char *name, int64_t count, float *out, struct err *e);
 
 /*
  * Writing: every tensor given at once, streamed to a descriptor in the given order, 64-byte-aligned

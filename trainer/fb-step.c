@@ -1,8 +1,11 @@
 /* fb-step: one batch and weights in; losses, states and every gradient out, or compared. */
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <jansson.h>
 
 #include "common/config.h"
 #include "common/fs.h"
@@ -84,7 +87,7 @@ static int parse_options(int argc, char **argv, struct options *o)
 static int apply_config(const char *path, struct step_case *sc, struct err *e)
 {
     struct buf text = BUF_INIT;
-    struct config c;
+    struct config c = {0};
     int rc = fs_read(path, CONFIG_BYTES, &text, e);
     if (rc == 0)
         rc = config_parse(text.data, text.len, path, NULL, 0, &c, e);
@@ -107,43 +110,53 @@ static void print_losses(const struct step_result *r, int json)
     printf(json ? "], \"total\": %.9g}\n" : " total %.9g\n", (double)r->total);
 }
 
-/* Returns how many failed, or a negative code. */
-static int print_check(
-    const struct step_result *r, const struct safetensors *st, int json, struct err *e)
+static void print_comparisons(const struct step_comparison *list, int count)
 {
-    struct step_comparison *list;
-    int failed = 0, count = step_compare(r, st, &list, e);
-    for (int i = 0; i < count; i++) {
-        const struct step_comparison *c = &list[i];
-        const char *verdict = c->pass ? "pass" : "fail";
-        /* JSON has no NaN: what cannot be compared has no error */
-        if (!json)
-            printf("%-56s %.3e %s\n", c->name, c->error, verdict);
-        else if (c->error == c->error)
-            printf("%s{\"name\": \"%s\", \"error\": %.6e, \"pass\": %s}", i ? ",\n " : "[", c->name,
-                c->error, c->pass ? "true" : "false");
-        else
-            printf("%s{\"name\": \"%s\", \"pass\": false}", i ? ",\n " : "[", c->name);
-        failed += !c->pass;
-    }
-    if (count > 0) {
-        if (json)
-            printf("]\n");
-        free(list);
-    }
-    return count < 0 ? count : failed;
+    for (int i = 0; i < count; i++)
+        printf("%-56s %.3e %s\n", list[i].name, list[i].error, list[i].pass ? "pass" : "fail");
 }
 
-static int step(const struct options *o, struct err *e)
+/* A tensor that cannot be compared has no "error": JSON has no NaN. */
+static void print_comparisons_json(const struct step_comparison *list, int count)
 {
-    struct safetensors *st = NULL;
+    json_t *all = json_array();
+    for (int i = 0; i < count; i++) {
+        json_t *one = json_pack("{s:s, s:b}", "name", list[i].name, "pass", list[i].pass);
+        if (!isnan(list[i].error))
+            json_object_set_new(one, "error", json_real(list[i].error));
+        json_array_append_new(all, one);
+    }
+    json_dumpf(all, stdout, JSON_INDENT(1));
+    putchar('\n');
+    json_decref(all);
+}
+
+/* Prints; ERR_MISMATCH where a tensor differs. */
+static int check(const struct step_result *r, const struct safetensors *st, int json, struct err *e)
+{
+    struct step_comparison *list = NULL;
+    int failed = 0, count = step_compare(r, st, &list, e);
+    if (count < 0)
+        return count;
+    if (json)
+        print_comparisons_json(list, count);
+    else
+        print_comparisons(list, count);
+    for (int i = 0; i < count; i++)
+        failed += !list[i].pass;
+    free(list);
+    return failed ? err_set(e, ERR_MISMATCH, "%d of %d tensors differ by more than %g", failed,
+                        count, STEP_TOLERANCE)
+                  : 0;
+}
+
+/* A case from an open file. */
+static int step_file(const struct options *o, const struct safetensors *st, struct err *e)
+{
     struct device *d = NULL;
     struct step_case sc = {0};
     struct step_result r = {0};
-    int failed = 0, rc = safetensors_open(o->file, &st, e);
-    if (rc < 0)
-        return rc;
-    rc = step_case_read(st, &sc, e);
+    int rc = step_case_read(st, &sc, e);
     if (rc == 0 && o->config)
         rc = apply_config(o->config, &sc, e);
     if (rc == 0)
@@ -153,18 +166,26 @@ static int step(const struct options *o, struct err *e)
     if (rc == 0)
         rc = step_run(d, &sc, st, &r, e);
     if (rc == 0 && o->check)
-        failed = rc = print_check(&r, st, o->json, e);
+        rc = check(&r, st, o->json, e);
     else if (rc == 0)
         print_losses(&r, o->json);
     if (rc == 0 && o->out)
         rc = step_result_write(&r, o->out, e);
-    if (rc < 0 && !strstr(e->msg, o->file))
-        err_prefix(e, "%s", o->file);
-    if (failed > 0)
-        rc = err_set(e, ERR_MISMATCH, "%s: %d tensors differ by more than 1e-4", o->file, failed);
     step_result_release(&r);
     step_case_release(&sc);
     device_free(&d);
+    return rc;
+}
+
+static int step(const struct options *o, struct err *e)
+{
+    struct safetensors *st = NULL;
+    int rc = safetensors_open(o->file, &st, e);
+    if (rc < 0)
+        return rc;
+    rc = step_file(o, st, e);
+    if (rc < 0)
+        err_prefix(e, "%s", o->file);
     safetensors_close(&st);
     return rc;
 }
