@@ -77,6 +77,8 @@ void model_train(
 /*
  * Forward only, any number of passes: after each pass `visit` (may be NULL) gets host copies of
  * what it asked for: hidden (B, T, D), token losses (B, T), logits (B, T, V); NULL where not asked.
+ * Returns 0, what visit returned when it was not 0, or ERR_NOMEM (the copies are allocated for the
+ * call).
  */
 #define MODEL_WANT_HIDDEN 1
 #define MODEL_WANT_LOSSES 2
