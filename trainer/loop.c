@@ -347,7 +347,8 @@ static void save_if_due(struct trainer *t)
     if (t->epoch == 0 || (!t->save_due && t->save_at != t->step))
         return;
     t->save_due = 0;
-    t->save_at = -1;
+    if (t->save_at == t->step) /* an order for a later step stands */
+        t->save_at = -1;
     if (t->saving == t->step)
         return;
     if (t->saved.step == t->step && t->saved.run_epoch == t->epoch && t->saved.err.code == 0)
