@@ -22,7 +22,7 @@ OPT_fuzz    := -O1 -g -march=x86-64-v3 -fsanitize=fuzzer-no-link,address,undefin
                -fno-sanitize-recover=all -fno-omit-frame-pointer
 OPENMP_release := -fopenmp
 OPENMP_san     := -fopenmp
-OPENMP_fuzz    :=
+OPENMP_fuzz    := -Wno-unused-parameter -Wno-unused-variable # what only the pragmas use
 CFLAGS   := -std=c11 -D_GNU_SOURCE -I. $(WARN) $(OPT_$(FLAVOUR)) $(OPENMP_$(FLAVOUR)) $(EXTRA_CFLAGS)
 LDFLAGS  := $(OPT_$(FLAVOUR)) $(OPENMP_$(FLAVOUR)) $(EXTRA_LDFLAGS)
 LDLIBS   := -ldnnl -lzmq -llmdb -lzstd -lpcre2-8 -ljansson -lyaml -lxxhash -lsodium -lm -lpthread
