@@ -82,10 +82,9 @@ int rig_try_start(struct rig *r, struct err *e)
     return scheduler_open(&r->run, &tuning, r->now, &r->s, e);
 }
 
-void rig_open(struct rig *r, const char *yaml)
+void rig_prepare(struct rig *r, const char *yaml)
 {
     const char *tmp = getenv("TMPDIR");
-    struct err e = {0};
     memset(r, 0, sizeof *r);
     r->now = 1000;
     log_set_level(LOG_ERROR + 1);
@@ -95,6 +94,12 @@ void rig_open(struct rig *r, const char *yaml)
     snprintf(r->dir, sizeof r->dir, "%s/fb-scheduler-XXXXXX", tmp);
     assert_non_null(mkdtemp(r->dir));
     make_run(r, yaml);
+}
+
+void rig_open(struct rig *r, const char *yaml)
+{
+    struct err e = {0};
+    rig_prepare(r, yaml);
     if (rig_try_start(r, &e) < 0)
         fail_msg("%s", e.msg);
 }
@@ -229,7 +234,7 @@ void rig_step(struct rig *r, int rank, int world, int64_t step)
     rig_say(r, trainer(rank), WIRE_STEP, rig_step_body(r, rank, world, step));
 }
 
-void rig_saved(struct rig *r, int rank, int world, int64_t step)
+json_t *rig_saved_body(const struct rig *r, int rank, int world, int64_t step)
 {
     struct err e = {0};
     char name[32], file[64], sha[SHA256_HEX], text[64];
@@ -243,10 +248,14 @@ void rig_saved(struct rig *r, int rank, int world, int64_t step)
     hash_sha256_hex(text, strlen(text), sha);
     free(path);
     free(dir);
-    rig_say(r, trainer(rank), WIRE_SAVED,
-        json_pack("{s:I, s:[{s:s, s:I, s:s}], s:f, s:f}", "step", (json_int_t)step, "files", "name",
-            file, "bytes", (json_int_t)strlen(text), "sha256", sha, "stall_seconds", 0.0,
-            "write_seconds", 0.1));
+    return json_pack("{s:I, s:[{s:s, s:I, s:s}], s:f, s:f}", "step", (json_int_t)step, "files",
+        "name", file, "bytes", (json_int_t)strlen(text), "sha256", sha, "stall_seconds", 0.0,
+        "write_seconds", 0.1);
+}
+
+void rig_saved(struct rig *r, int rank, int world, int64_t step)
+{
+    rig_say(r, trainer(rank), WIRE_SAVED, rig_saved_body(r, rank, world, step));
 }
 
 void rig_train(struct rig *r, int world, int64_t until)

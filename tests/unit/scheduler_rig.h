@@ -20,6 +20,8 @@ struct rig {
 
 /* yaml: more lines of the config (flow style, dotted keys), or "". */
 void rig_open(struct rig *r, const char *yaml);
+/* Only the run directory; no scheduler is started. */
+void rig_prepare(struct rig *r, const char *yaml);
 void rig_close(struct rig *r);
 /* The scheduler is killed, and a new one starts on what lies there. */
 void rig_restart(struct rig *r);
@@ -43,7 +45,8 @@ void rig_join(struct rig *r, int world); /* all trainers, and takes their WELCOM
 void rig_ready(struct rig *r, int rank, int64_t step);
 json_t *rig_step_body(const struct rig *r, int rank, int world, int64_t step);
 void rig_step(struct rig *r, int rank, int world, int64_t step);
-/* Writes the rank's files of a checkpoint and says SAVED. */
+/* Writes the rank's files of a checkpoint: the body of SAVED. */
+json_t *rig_saved_body(const struct rig *r, int rank, int world, int64_t step);
 void rig_saved(struct rig *r, int rank, int world, int64_t step);
 /* Trains to `until` steps as good trainers do, checkpoints with it. */
 void rig_train(struct rig *r, int world, int64_t until);

@@ -438,10 +438,40 @@ static void test_commit_waits_for_all(void **state)
     rig_ready(&r, 1, 3);
     rig_step(&r, 0, 2, 3);
     rig_saved(&r, 0, 2, 4);
+    rig_saved(&r, 0, 2, 4); /* said twice, counted once */
     assert_int_equal(r.s->commits.last, 0);
     rig_step(&r, 1, 2, 3);
     assert_int_equal(r.s->commits.last, 0);
     rig_saved(&r, 1, 2, 4);
+    assert_int_equal(r.s->commits.last, 4);
+    rig_close(&r);
+}
+
+/* What was saved before a rollback is no part of the checkpoint that comes after it. */
+static void test_rollback_forgets_saves(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, NO_EVAL);
+    rig_join(&r, 2);
+    rig_train(&r, 2, 3);
+    rig_ready(&r, 0, 3);
+    rig_ready(&r, 1, 3);
+    rig_step(&r, 0, 2, 3);
+    rig_step(&r, 1, 2, 3);
+    rig_saved(&r, 0, 2, 4);
+    scheduler_unreachable(r.s, "trainer-1", r.now);
+    rig_say_epoch(&r, "trainer-1", WIRE_HELLO, 0, rig_hello(&r, "trainer", 1, 2));
+    while (r.count)
+        json_decref(r.got[--r.count].body);
+    rig_train(&r, 2, 3);
+    rig_ready(&r, 0, 3);
+    rig_ready(&r, 1, 3);
+    rig_step(&r, 0, 2, 3);
+    rig_step(&r, 1, 2, 3);
+    rig_saved(&r, 1, 2, 4);
+    assert_int_equal(r.s->commits.last, 0);
+    rig_saved(&r, 0, 2, 4);
     assert_int_equal(r.s->commits.last, 4);
     rig_close(&r);
 }
@@ -813,6 +843,7 @@ int main(void)
         cmocka_unit_test(test_world_changes),
         cmocka_unit_test(test_commit),
         cmocka_unit_test(test_commit_waits_for_all),
+        cmocka_unit_test(test_rollback_forgets_saves),
         cmocka_unit_test(test_checkpoint_fails),
         cmocka_unit_test(test_last_checkpoint_fails_for_good),
         cmocka_unit_test(test_saved_lies),
