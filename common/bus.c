@@ -315,10 +315,9 @@ static int recv_frames(struct endpoint *ep, zmq_msg_t frames[MAX_FRAMES], int *c
     while (more) {
         zmq_msg_t extra, *f = *count < MAX_FRAMES ? &frames[*count] : &extra;
         zmq_msg_init(f);
-        int rc;
-        do
+        int rc = zmq_msg_recv(f, ep->socket, ZMQ_DONTWAIT);
+        while (rc < 0 && errno == EINTR && *count)
             rc = zmq_msg_recv(f, ep->socket, ZMQ_DONTWAIT);
-        while (rc < 0 && errno == EINTR && *count);
         if (rc < 0) {
             zmq_msg_close(f);
             return -1;

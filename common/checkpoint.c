@@ -399,6 +399,8 @@ int checkpoint_retain(const char *root, int keep_last, int64_t keep_every, const
 {
     int64_t *steps = NULL, *loose = NULL;
     int n = checkpoint_list(root, &steps, e), rc = n < 0 ? n : 0;
+    if (!steps)
+        return rc;
     if (keep_last < 1)
         keep_last = 1;
     for (int i = 0; rc == 0 && i < n - keep_last; i++) {
@@ -406,7 +408,7 @@ int checkpoint_retain(const char *root, int keep_last, int64_t keep_every, const
         if (!kept && !is_pinned(steps[i], pinned, pinned_count))
             rc = remove_checkpoint(root, steps[i], e);
     }
-    int loose_count = rc == 0 && n > 0 ? list_steps(root, 0, &loose, e) : 0;
+    int loose_count = rc == 0 ? list_steps(root, 0, &loose, e) : 0;
     if (loose_count < 0)
         rc = loose_count;
     for (int i = 0; rc == 0 && i < loose_count; i++)

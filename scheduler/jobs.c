@@ -40,8 +40,8 @@ static json_t *job_json(const struct job *job)
 
 static int job_from_json(const json_t *j, struct job *out, struct err *e)
 {
-    const char *id, *sha, *suite, *regime, *state;
-    int64_t tries, seed;
+    const char *id = NULL, *sha = NULL, *suite = NULL, *regime = NULL, *state = NULL;
+    int64_t tries = 0, seed = 0;
     int rc = field_text(j, "id", SHA256_HEX - 1, &id, e);
     if (rc == 0)
         rc = field_text(j, "manifest_sha256", SHA256_HEX - 1, &sha, e);

@@ -280,7 +280,7 @@ int journal_event(
 {
     MDB_txn *txn;
     struct key k;
-    uint64_t last;
+    uint64_t last = 0;
     json_t *event = json_pack("{s:I, s:I, s:s, s:o}", "time", (json_int_t)time(NULL), "run_epoch",
         (json_int_t)run_epoch, "kind", kind, "text", json_text(text));
     int rc = begin(j, 0, &txn, e);
