@@ -30,7 +30,7 @@ static int is_own(const char *name)
 
 static int parse_file(const json_t *j, struct checkpoint_file *out, struct err *e)
 {
-    const char *name = NULL, *sha = NULL;
+    const char *name = "", *sha = "";
     int64_t bytes = 0;
     int rc = field_text(j, "name", sizeof out->name - 1, &name, e);
     if (rc == 0)

@@ -40,7 +40,7 @@ static json_t *job_json(const struct job *job)
 
 static int job_from_json(const json_t *j, struct job *out, struct err *e)
 {
-    const char *id = NULL, *sha = NULL, *suite = NULL, *regime = NULL, *state = NULL;
+    const char *id = "", *sha = "", *suite = "", *regime = "", *state = "";
     int64_t tries = 0, seed = 0;
     int rc = field_text(j, "id", SHA256_HEX - 1, &id, e);
     if (rc == 0)
