@@ -268,7 +268,8 @@ static void lose(struct scheduler *s, struct attendee *a, const char *why, int64
     snprintf(text, sizeof text, "%s %d (process %lld) is gone: %s", role_name(gone.role), gone.rank,
         (long long)gone.pid, why);
     int over = scheduler_done(s);
-    say(s, over || gone.role != ROLE_TRAINER ? LOG_INFO : LOG_WARN, "lost", "%s", text);
+    say(s, over || gone.role != ROLE_TRAINER ? LOG_INFO : LOG_WARN, over ? "left" : "lost", "%s",
+        text);
     if (over)
         return;
     if (gone.role == ROLE_TRAINER)

@@ -130,7 +130,7 @@ json_t *status_json(const struct scheduler *s, int64_t now_ms)
     json_t *j =
         json_pack("{s:o, s:s, s:o, s:I, s:I, s:I, s:I, s:i, s:s, s:i, s:f, s:o, s:o, s:{s:i, "
                   "s:i}, s:o, s:I}",
-            "name", json_text(p->c.run.name), "state", run_state_name(s->state), "reason",
+            "name", json_text(s->run->config.run.name), "state", run_state_name(s->state), "reason",
             s->reason[0] ? json_text(s->reason) : json_null(), "step",
             (json_int_t)s->steps.cursor.step, "steps", (json_int_t)p->c.train.steps, "tokens",
             (json_int_t)status_tokens(s, s->steps.cursor.step), "run_epoch", (json_int_t)s->epoch,

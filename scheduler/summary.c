@@ -13,7 +13,7 @@ int summary_write(const struct scheduler *s, struct err *e)
     char name[32];
     checkpoint_name(s->commits.last, name);
     json_t *j = json_pack("{s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:o, s:o}", "name",
-        p->c.run.name, "steps", (json_int_t)s->commits.last, "tokens",
+        s->run->config.run.name, "steps", (json_int_t)s->commits.last, "tokens",
         (json_int_t)status_tokens(s, s->commits.last), "checkpoint", name, "plan_hash", p->hash,
         "chain", s->commits.cursor.chain, "run_epoch", (json_int_t)s->epoch, "finished_at",
         (json_int_t)time(NULL), "pass_losses", status_pass_losses(s), "evals",

@@ -739,6 +739,7 @@ static void test_status(void **state)
         if (!json_object_get(j, keys[i]))
             fail_msg("no %s", keys[i]);
     assert_string_equal(json_string_value(json_object_get(j, "state")), "training");
+    assert_string_equal(json_string_value(json_object_get(j, "name")), "rig");
     assert_string_equal(json_string_value(json_object_get(j, "last_checkpoint")), "step-00000004");
     assert_int_equal(json_integer_value(json_object_get(j, "tokens")), 6 * 8 * 16);
     double rate = json_number_value(json_object_get(j, "tokens_per_second"));
