@@ -28,6 +28,7 @@ struct engine {
  */
 static void flush_denormals(int threads)
 {
+    (void)threads; /* not used in a build without OpenMP */
 #pragma omp parallel num_threads(threads)
     _mm_setcsr(_mm_getcsr() | MXCSR_FLUSH_TO_ZERO | MXCSR_DENORMALS_ARE_ZERO);
 }
