@@ -22,7 +22,8 @@ int fs_write_atomic(const char *path, const void *bytes, size_t n, struct err *e
 int fs_write_all(int fd, const void *bytes, size_t n, const char *path, struct err *e);
 
 int fs_fsync_dir(const char *dir, struct err *e);
-int fs_rename_durable(const char *from, const char *to, struct err *e); /* + fsync of to's directory */
+int fs_rename_durable(
+    const char *from, const char *to, struct err *e); /* + fsync of to's directory */
 int fs_mkdir_p(const char *path, unsigned mode, struct err *e);
 int fs_remove_tree(const char *path, struct err *e); /* absent is fine; never follows links */
 int fs_exists(const char *path);                     /* 1 or 0 */

@@ -11,10 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void *mem_array(size_t count, size_t size);                 /* zeroed; never NULL */
-void *mem_try_array(size_t count, size_t size);             /* zeroed; NULL on overflow or want */
-void *mem_grow_array(void *p, size_t count, size_t size);   /* realloc; never NULL; not zeroed */
-char *mem_strdup(const char *s);                            /* never NULL */
+void *mem_array(size_t count, size_t size);               /* zeroed; never NULL */
+void *mem_try_array(size_t count, size_t size);           /* zeroed; NULL on overflow or want */
+void *mem_grow_array(void *p, size_t count, size_t size); /* realloc; never NULL; not zeroed */
+char *mem_strdup(const char *s);                          /* never NULL */
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* caller frees */
 
 /* Returns 0 and *out = a*b, or -1 when that overflows. */

@@ -25,7 +25,8 @@ int member_new(struct bus *b, const struct member_id *id, struct member **out, s
 {
     struct member *m = mem_array(1, sizeof *m);
     char name[BUS_PEER_BYTES];
-    /* With the pid: a process that was given up must not take its successor's place on the socket. */
+    /* With the pid: a process that was given up must not take its successor's place on the socket.
+     */
     snprintf(name, sizeof name, "%s-%d-%d", id->role, id->rank, (int)getpid());
     m->id = *id;
     m->heartbeat = id->run->config.process.heartbeat_seconds;
