@@ -214,17 +214,12 @@ int checkpoint_commit(const char *dir, int64_t step, const char *plan_hash, uint
 
 /* -- verifying -- */
 
-static int is_sha256(const char *s)
-{
-    return s && strlen(s) == SHA256_HEX - 1 && strspn(s, "0123456789abcdef") == SHA256_HEX - 1;
-}
-
 static int parse_file(const json_t *j, int index, struct file_list *l, struct err *e)
 {
     const char *name = json_string_value(json_object_get(j, "name"));
     const char *sha = json_string_value(json_object_get(j, "sha256"));
     json_t *bytes = json_object_get(j, "bytes");
-    if (!name || !name_is_good(name) || !is_sha256(sha) || !json_is_integer(bytes) ||
+    if (!name || !name_is_good(name) || !hash_is_sha256(sha) || !json_is_integer(bytes) ||
         json_integer_value(bytes) < 0)
         return err_set(e, ERR_CORRUPT, "files[%d]: {name, bytes, sha256} expected", index);
     if (list_find(l, name))

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "common/field.h"
 #include "common/rng.h"
 
 uint64_t row_digest(uint64_t sample_id, const uint32_t *tokens, size_t n)
@@ -63,25 +64,6 @@ json_t *cursor_to_json(const struct cursor *c, const struct plan *p)
         c->plan_hash, "chain", c->chain);
 }
 
-static int read_int(const json_t *j, const char *key, int64_t max, int64_t *out, struct err *e)
-{
-    const json_t *v = json_object_get(j, key);
-    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > max)
-        return err_set(
-            e, ERR_CORRUPT, "cursor: %s: wanted an integer, 0 to %lld", key, (long long)max);
-    *out = json_integer_value(v);
-    return 0;
-}
-
-static int read_hash(const json_t *j, const char *key, char out[SHA256_HEX], struct err *e)
-{
-    const char *s = json_string_value(json_object_get(j, key));
-    if (!s || strlen(s) != SHA256_HEX - 1 || s[strspn(s, "0123456789abcdef")])
-        return err_set(e, ERR_CORRUPT, "cursor: %s: wanted 64 hexadecimal digits", key);
-    memcpy(out, s, SHA256_HEX);
-    return 0;
-}
-
 /* Rows drawn from each source when `ordinals` are consumed: whole blocks by quota, then the rest
  * one by one. */
 static void count_rows(const struct plan *p, uint64_t ordinals, uint64_t *rows)
@@ -100,37 +82,46 @@ static int check_rows(
         const json_t *v = json_array_get(list, (size_t)s);
         uint64_t want = c->source_rows[s];
         if (!json_is_integer(v) || (uint64_t)json_integer_value(v) != want)
-            return err_set(e, ERR_CORRUPT, "cursor: source_rows[%d] (%s): %lld, the plan says %llu",
-                s, p->sources[s].name, (long long)json_integer_value(v), (unsigned long long)want);
+            return err_set(e, ERR_CORRUPT, "source_rows[%d] (%s): %lld, the plan says %llu", s,
+                p->sources[s].name, (long long)json_integer_value(v), (unsigned long long)want);
     }
     return 0;
 }
 
-int cursor_from_json(const json_t *j, const struct plan *p, struct cursor *out, struct err *e)
+static int read_cursor(const json_t *j, const struct plan *p, struct cursor *out, struct err *e)
 {
     int64_t version = 0, ordinal = 0, rows = p->c.train.batch_rows;
-    *out = (struct cursor){0};
-    int rc = read_int(j, "version", INT32_MAX, &version, e);
+    int rc = field_int(j, "version", 0, INT32_MAX, &version, e);
     if (rc == 0 && version != CURSOR_VERSION)
-        rc = err_set(e, ERR_MISMATCH, "cursor: version %lld, this build reads %d",
-            (long long)version, CURSOR_VERSION);
+        rc = err_set(e, ERR_MISMATCH, "version %lld, this build reads %d", (long long)version,
+            CURSOR_VERSION);
     if (rc == 0)
-        rc = read_hash(j, "plan_hash", out->plan_hash, e);
+        rc = field_sha256(j, "plan_hash", out->plan_hash, e);
     if (rc == 0 && strcmp(out->plan_hash, p->hash) != 0)
-        rc = err_set(e, ERR_MISMATCH, "cursor: made under plan %s, this is plan %s", out->plan_hash,
-            p->hash);
+        rc = err_set(
+            e, ERR_MISMATCH, "made under plan %s, this is plan %s", out->plan_hash, p->hash);
     if (rc == 0)
-        rc = read_hash(j, "chain", out->chain, e);
+        rc = field_sha256(j, "chain", out->chain, e);
     if (rc == 0)
-        rc = read_int(j, "step", p->c.train.steps, &out->step, e);
+        rc = field_int(j, "step", 0, p->c.train.steps, &out->step, e);
     if (rc == 0)
-        rc = read_int(j, "ordinal", INT64_MAX, &ordinal, e);
+        rc = field_int(j, "ordinal", 0, INT64_MAX, &ordinal, e);
+    if (rc == 0 && ordinal != out->step * rows)
+        rc = err_set(e, ERR_CORRUPT, "ordinal %lld at step %lld of %lld rows", (long long)ordinal,
+            (long long)out->step, (long long)rows);
     if (rc < 0)
         return rc;
-    if (ordinal != out->step * rows)
-        return err_set(e, ERR_CORRUPT, "cursor: ordinal %lld at step %lld of %lld rows",
-            (long long)ordinal, (long long)out->step, (long long)rows);
     out->ordinal = (uint64_t)ordinal;
     count_rows(p, out->ordinal, out->source_rows);
     return check_rows(json_object_get(j, "source_rows"), p, out, e);
+}
+
+int cursor_from_json(const json_t *j, const struct plan *p, struct cursor *out, struct err *e)
+{
+    struct err why = {0};
+    *out = (struct cursor){0};
+    int rc = read_cursor(j, p, out, &why);
+    if (rc == ERR_INPUT) /* we wrote it: a field that is not right is damage */
+        rc = ERR_CORRUPT;
+    return rc < 0 ? err_set(e, rc, "cursor: %s", why.msg) : 0;
 }

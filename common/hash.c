@@ -3,12 +3,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
+#include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 static void to_hex(const unsigned char *digest, char out[SHA256_HEX])
 {
     sodium_bin2hex(out, SHA256_HEX, digest, crypto_hash_sha256_BYTES);
+}
+
+int hash_is_sha256(const char *s)
+{
+    return s && strlen(s) == SHA256_HEX - 1 && !s[strspn(s, "0123456789abcdef")];
 }
 
 void hash_sha256_hex(const void *bytes, size_t n, char out[SHA256_HEX])
@@ -55,8 +61,8 @@ uint64_t hash_xxh64(const void *bytes, size_t n, uint64_t seed)
     return XXH64(bytes, n, seed);
 }
 
-/* Slicing by one byte with a table made at first use would race; this table is constant per call
- * site instead: the polynomial's 256 entries computed once at load time. */
+/* CRC-32C (Castagnoli, reflected) of every byte; made before main(), so no thread sees it half
+ * made. */
 static uint32_t crc_table[256];
 
 __attribute__((constructor)) static void crc_table_init(void)

@@ -12,6 +12,8 @@
 
 #define SHA256_HEX 65 /* 64 hex digits and the end of string */
 
+/* 1 when s is 64 lower-case hex digits; s may be NULL. */
+int hash_is_sha256(const char *s);
 void hash_sha256_hex(const void *bytes, size_t n, char out[SHA256_HEX]);
 int hash_sha256_file(const char *path, char out[SHA256_HEX], uint64_t *bytes, struct err *e);
 

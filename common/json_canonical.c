@@ -31,7 +31,8 @@ static void add_object(const json_t *j, struct buf *out)
     size_t count = json_object_size(j), n = 0;
     const char **keys = mem_array(count, sizeof *keys), *key;
     json_t *value;
-    json_object_foreach((json_t *)j, key, value) keys[n++] = key;
+    json_object_foreach ((json_t *)j, key, value)
+        keys[n++] = key;
     qsort(keys, n, sizeof *keys, compare_keys);
     buf_add_char(out, '{');
     for (size_t i = 0; i < n; i++) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/field.h"
 #include "common/fs.h"
 #include "common/mem.h"
 
@@ -40,139 +41,111 @@ void manifest_root(const struct manifest *m, char out[SHA256_HEX])
 
 /* -- reading -- */
 
-static int read_count(const json_t *j, const char *where, const char *key, uint64_t lo, uint64_t hi,
-    uint64_t *out, struct err *e)
+static int read_count(
+    const json_t *j, const char *key, uint64_t lo, uint64_t hi, uint64_t *out, struct err *e)
 {
-    const json_t *v = json_object_get(j, key);
-    if (!json_is_integer(v) || json_integer_value(v) < 0 || (uint64_t)json_integer_value(v) < lo ||
-        (uint64_t)json_integer_value(v) > hi)
-        return err_set(e, ERR_INPUT, "%s: %s: not an integer in [%llu, %llu]", where, key,
-            (unsigned long long)lo, (unsigned long long)hi);
-    *out = (uint64_t)json_integer_value(v);
-    return 0;
-}
-
-static int read_hex(
-    const json_t *j, const char *where, const char *key, char out[SHA256_HEX], struct err *e)
-{
-    const char *s = json_string_value(json_object_get(j, key));
-    if (!s || strlen(s) != SHA256_HEX - 1 || strspn(s, "0123456789abcdef") != SHA256_HEX - 1)
-        return err_set(e, ERR_INPUT, "%s: %s: not 64 lower-case hexadecimal digits", where, key);
-    memcpy(out, s, SHA256_HEX);
-    return 0;
+    int64_t n = 0;
+    int rc = field_int(j, key, (int64_t)lo, (int64_t)hi, &n, e);
+    *out = (uint64_t)n;
+    return rc;
 }
 
 /* A plain name: nothing that leads out of the directory. */
-static int read_file_name(
-    const json_t *j, const char *where, struct manifest_shard *out, struct err *e)
+static int read_file_name(const json_t *j, struct manifest_shard *out, struct err *e)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     const char *s = json_string_value(json_object_get(j, "file"));
     if (!s || !*s || *s == '.' || strlen(s) >= sizeof out->file || s[strspn(s, plain)])
-        return err_set(e, ERR_INPUT, "%s: file: not a plain file name of fewer than %zu characters",
-            where, sizeof out->file);
+        return err_set(e, ERR_INPUT, "file: not a plain file name of fewer than %zu characters",
+            sizeof out->file);
     strcpy(out->file, s);
     return 0;
 }
 
-static int read_shard(
-    const json_t *j, const char *where, int block_tokens, struct manifest_shard *out, struct err *e)
+static int read_shard(const json_t *j, int block_tokens, struct manifest_shard *out, struct err *e)
 {
     const struct {
         const char *key;
-        uint64_t lo, *to;
-    } counts[] = {{"bytes", 1, &out->bytes}, {"last_pgno", 1, &out->last_pgno},
-        {"tokens", 1, &out->tokens}, {"documents", 1, &out->documents},
-        {"blocks", 1, &out->blocks}};
-    int rc = read_file_name(j, where, out, e);
+        uint64_t *to;
+    } counts[] = {{"bytes", &out->bytes}, {"last_pgno", &out->last_pgno}, {"tokens", &out->tokens},
+        {"documents", &out->documents}, {"blocks", &out->blocks}};
+    int rc = read_file_name(j, out, e);
     for (size_t i = 0; rc == 0 && i < sizeof counts / sizeof *counts; i++)
-        rc = read_count(j, where, counts[i].key, counts[i].lo, MAX_COUNT, counts[i].to, e);
+        rc = read_count(j, counts[i].key, 1, MAX_COUNT, counts[i].to, e);
     if (rc == 0)
-        rc = read_hex(j, where, "hash", out->hash, e);
+        rc = field_sha256(j, "hash", out->hash, e);
     if (rc == 0)
-        rc = read_hex(j, where, "sha256", out->sha256, e);
+        rc = field_sha256(j, "sha256", out->sha256, e);
     if (rc < 0)
         return rc;
     uint64_t blocks = (out->tokens + (uint64_t)block_tokens - 1) / (uint64_t)block_tokens;
     if (blocks != out->blocks)
-        return err_set(e, ERR_INPUT, "%s: blocks: %llu, but %llu tokens make %llu blocks", where,
+        return err_set(e, ERR_INPUT, "blocks: %llu, but %llu tokens make %llu blocks",
             (unsigned long long)out->blocks, (unsigned long long)out->tokens,
             (unsigned long long)blocks);
     return 0;
 }
 
-static int read_split(
-    const json_t *j, const char *where, int split, struct manifest *m, struct err *e)
+static int read_split(const json_t *j, int block_tokens, struct manifest_split *out, struct err *e)
 {
-    struct manifest_split *out = &m->splits[split];
-    const json_t *o = json_object_get(j, split_names[split]);
-    const json_t *shards = json_object_get(o, "shards");
+    const json_t *shards = json_object_get(j, "shards");
     uint64_t tokens = 0, documents = 0;
     int rc;
+    if ((rc = read_count(j, "tokens", 0, MAX_COUNT, &out->tokens, e)) < 0 ||
+        (rc = read_count(j, "documents", 0, MAX_COUNT, &out->documents, e)) < 0 ||
+        (rc = read_count(j, "text_bytes", 0, MAX_COUNT, &out->text_bytes, e)) < 0)
+        return rc;
     if (!json_is_array(shards))
-        return err_set(e, ERR_INPUT, "%s: %s.shards: missing", where, split_names[split]);
-    char *here = mem_printf("%s: %s", where, split_names[split]);
-    if ((rc = read_count(o, here, "tokens", 0, MAX_COUNT, &out->tokens, e)) < 0 ||
-        (rc = read_count(o, here, "documents", 0, MAX_COUNT, &out->documents, e)) < 0 ||
-        (rc = read_count(o, here, "text_bytes", 0, MAX_COUNT, &out->text_bytes, e)) < 0)
-        goto done;
+        return err_set(e, ERR_INPUT, "shards: a list expected");
     out->shards = mem_array(json_array_size(shards), sizeof *out->shards);
     for (size_t i = 0; i < json_array_size(shards); i++) {
-        char *name = mem_printf("%s.shards[%zu]", here, i);
         struct manifest_shard *s = &out->shards[out->shard_count++];
-        rc = read_shard(json_array_get(shards, i), name, m->block_tokens, s, e);
-        free(name);
-        if (rc < 0)
-            goto done;
-        tokens += s->tokens; /* both below 2^63: sizes of the shards are bounded by the file's */
+        if (read_shard(json_array_get(shards, i), block_tokens, s, e) < 0)
+            return err_prefix(e, "shards[%zu]", i);
+        tokens += s->tokens;
         documents += s->documents;
-        if (tokens > MAX_COUNT)
+        if (tokens > MAX_COUNT || documents > MAX_COUNT) /* so that no sum wraps */
             break;
     }
     if (tokens != out->tokens || documents != out->documents)
-        rc = err_set(
-            e, ERR_INPUT, "%s: tokens and documents are not the sums over its shards", here);
-done:
-    free(here);
-    return rc;
+        return err_set(e, ERR_INPUT, "tokens and documents are not the sums over its shards");
+    return 0;
 }
 
-static int read_fields(const json_t *j, const char *where, struct manifest *m, struct err *e)
+static int read_fields(const json_t *j, struct manifest *m, struct err *e)
 {
     uint64_t version = 0, vocab = 0, eot = 0, block = 0;
     int rc;
     const char *name = json_string_value(json_object_get(j, "name"));
     const char *policy = json_string_value(json_object_get(j, "policy"));
     if (!json_is_object(j))
-        return err_set(e, ERR_INPUT, "%s: not a JSON object", where);
-    if ((rc = read_count(j, where, "version", 0, INT32_MAX, &version, e)) < 0)
+        return err_set(e, ERR_INPUT, "not a JSON object");
+    if ((rc = read_count(j, "version", 0, INT32_MAX, &version, e)) < 0)
         return rc;
     if (version != MANIFEST_VERSION)
-        return err_set(e, ERR_UNSUPPORTED, "%s: version %llu; this build reads version %d", where,
+        return err_set(e, ERR_UNSUPPORTED, "version %llu; this build reads version %d",
             (unsigned long long)version, MANIFEST_VERSION);
     if (!name || !policy || strcmp(policy, MANIFEST_POLICY) != 0)
-        return err_set(
-            e, ERR_INPUT, "%s: needs a name and the policy \"%s\"", where, MANIFEST_POLICY);
-    if ((rc = read_count(j, where, "vocab", 2, INT32_MAX, &vocab, e)) < 0 ||
-        (rc = read_count(j, where, "eot", 0, vocab - 1, &eot, e)) < 0 ||
-        (rc = read_count(j, where, "block_tokens", 1, 1 << 24, &block, e)) < 0 ||
-        (rc = read_count(j, where, "duplicates", 0, MAX_COUNT, &m->duplicates, e)) < 0 ||
-        (rc = read_hex(j, where, "tokenizer_sha256", m->tokenizer_sha256, e)) < 0 ||
-        (rc = read_hex(j, where, "fingerprint", m->fingerprint, e)) < 0 ||
-        (rc = read_hex(j, where, "root", m->root, e)) < 0)
+        return err_set(e, ERR_INPUT, "needs a name and the policy \"%s\"", MANIFEST_POLICY);
+    if ((rc = read_count(j, "vocab", 2, INT32_MAX, &vocab, e)) < 0 ||
+        (rc = read_count(j, "eot", 0, vocab - 1, &eot, e)) < 0 ||
+        (rc = read_count(j, "block_tokens", 1, 1 << 24, &block, e)) < 0 ||
+        (rc = read_count(j, "duplicates", 0, MAX_COUNT, &m->duplicates, e)) < 0 ||
+        (rc = field_sha256(j, "tokenizer_sha256", m->tokenizer_sha256, e)) < 0 ||
+        (rc = field_sha256(j, "fingerprint", m->fingerprint, e)) < 0 ||
+        (rc = field_sha256(j, "root", m->root, e)) < 0)
         return rc;
     m->name = mem_strdup(name);
     m->vocab = (int)vocab;
     m->eot = (int)eot;
     m->block_tokens = (int)block;
     for (int s = 0; s < SPLIT_COUNT; s++)
-        if ((rc = read_split(j, where, s, m, e)) < 0)
-            return rc;
+        if (read_split(json_object_get(j, split_names[s]), m->block_tokens, &m->splits[s], e) < 0)
+            return err_prefix(e, "%s", split_names[s]);
     char root[SHA256_HEX];
     manifest_root(m, root);
     if (strcmp(root, m->root) != 0)
-        return err_set(
-            e, ERR_CORRUPT, "%s: root %.12s…, but its shards give %.12s…", where, m->root, root);
+        return err_set(e, ERR_CORRUPT, "root %.12s…, but its shards give %.12s…", m->root, root);
     return 0;
 }
 
@@ -180,15 +153,17 @@ int manifest_parse(
     const char *json, size_t n, const char *where, struct manifest *out, struct err *e)
 {
     json_error_t je;
+    struct err why = {0};
     memset(out, 0, sizeof *out);
     json_t *j = json_loadb(json, n, JSON_REJECT_DUPLICATES, &je);
     if (!j)
         return err_set(e, ERR_INPUT, "%s:%d: not JSON: %s", where, je.line, je.text);
-    int rc = read_fields(j, where, out, e);
+    int rc = read_fields(j, out, &why);
     json_decref(j);
-    if (rc < 0)
-        manifest_release(out);
-    return rc;
+    if (rc == 0)
+        return 0;
+    manifest_release(out);
+    return err_set(e, why.code, "%s: %s", where, why.msg);
 }
 
 int manifest_load(const char *dir, struct manifest *out, struct err *e)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/field.h"
 #include "common/fs.h"
 #include "common/json_canonical.h"
 #include "common/manifest.h"
@@ -100,21 +101,12 @@ static json_t *plan_json(const struct config *c, struct err *e)
 
 /* -- from JSON to the plan: what plan_make and plan_load share -- */
 
-static int read_sha(const json_t *j, const char *what, char out[SHA256_HEX], struct err *e)
+static int read_count(const json_t *j, const char *key, int64_t max, uint64_t *out, struct err *e)
 {
-    const char *s = json_string_value(j);
-    if (!s || strlen(s) != SHA256_HEX - 1 || s[strspn(s, "0123456789abcdef")])
-        return err_set(e, ERR_INPUT, "%s: wanted 64 hexadecimal digits", what);
-    memcpy(out, s, SHA256_HEX);
-    return 0;
-}
-
-static int read_count(const json_t *j, const char *what, int64_t max, uint64_t *out, struct err *e)
-{
-    if (!json_is_integer(j) || json_integer_value(j) < 0 || json_integer_value(j) > max)
-        return err_set(e, ERR_INPUT, "%s: wanted an integer, 0 to %lld", what, (long long)max);
-    *out = (uint64_t)json_integer_value(j);
-    return 0;
+    int64_t n = 0;
+    int rc = field_int(j, key, 0, max, &n, e);
+    *out = (uint64_t)n;
+    return rc;
 }
 
 static uint64_t rows_of(uint64_t tokens, int seq_len)
@@ -128,13 +120,11 @@ static int read_source(const json_t *j, const struct source_config *src, int seq
     out->name = mem_strdup(src->name);
     out->path = mem_strdup(src->path);
     out->weight = src->weight;
-    int rc = read_sha(json_object_get(j, "manifest_root"), "manifest_root", out->manifest_root, e);
+    int rc = field_sha256(j, "manifest_root", out->manifest_root, e);
     if (rc == 0)
-        rc = read_count(
-            json_object_get(j, "train_tokens"), "train_tokens", MAX_TOKENS, &out->train_tokens, e);
+        rc = read_count(j, "train_tokens", MAX_TOKENS, &out->train_tokens, e);
     if (rc == 0)
-        rc = read_count(
-            json_object_get(j, "val_tokens"), "val_tokens", MAX_TOKENS, &out->val_tokens, e);
+        rc = read_count(j, "val_tokens", MAX_TOKENS, &out->val_tokens, e);
     out->train_samples = rows_of(out->train_tokens, seq_len);
     out->val_samples = rows_of(out->val_tokens, seq_len);
     if (rc == 0 && out->train_samples == 0)
@@ -213,7 +203,8 @@ static int read_sources(const json_t *list, struct plan *p, struct err *e)
     return rc < 0 ? rc : check_epochs(p, e);
 }
 
-/* The config must be complete and as config_plan_json writes it: no default may decide what the hash does not say. */
+/* The config must be complete and as config_plan_json writes it: no default may decide what the
+ * hash does not say. */
 static int read_config(const json_t *j, struct plan *p, struct err *e)
 {
     struct buf text = BUF_INIT, again = BUF_INIT;
@@ -226,11 +217,22 @@ static int read_config(const json_t *j, struct plan *p, struct err *e)
         json_canonical(full, &again);
         json_decref(full);
         if (strcmp(text.data, again.data) != 0)
-            rc = err_set(e, ERR_INPUT, "config: not the complete keys of a plan; fb-plan --json prints one");
+            rc = err_set(
+                e, ERR_INPUT, "config: not the complete keys of a plan; fb-plan --json prints one");
     }
     buf_release(&text);
     buf_release(&again);
     return rc;
+}
+
+static int read_tokenizer(const json_t *j, struct plan *p, struct err *e)
+{
+    int64_t vocab = 0;
+    int rc = field_sha256(j, "sha256", p->tokenizer_sha256, e);
+    if (rc == 0)
+        rc = field_int(j, "vocab", 0, 1 << 24, &vocab, e);
+    p->c.model.vocab = (int)vocab;
+    return rc < 0 ? err_prefix(e, "tokenizer") : 0;
 }
 
 static int plan_from_json(const json_t *j, struct plan *p, struct err *e)
@@ -245,15 +247,9 @@ static int plan_from_json(const json_t *j, struct plan *p, struct err *e)
     hash_sha256_hex(text.data, text.len, p->hash);
     p->json = mem_strdup(text.data);
     buf_release(&text);
-    const json_t *tokenizer = json_object_get(j, "tokenizer");
-    uint64_t vocab = 0;
     int rc = read_config(json_object_get(j, "config"), p, e);
     if (rc == 0)
-        rc = read_sha(
-            json_object_get(tokenizer, "sha256"), "tokenizer.sha256", p->tokenizer_sha256, e);
-    if (rc == 0)
-        rc = read_count(json_object_get(tokenizer, "vocab"), "tokenizer.vocab", 1 << 24, &vocab, e);
-    p->c.model.vocab = (int)vocab;
+        rc = read_tokenizer(json_object_get(j, "tokenizer"), p, e);
     if (rc == 0)
         rc = model_config_check(&p->c.model, e);
     if (rc == 0)

@@ -147,8 +147,7 @@ static int check_same(const struct rundir *r, struct err *e)
     json_t *yaml = config_plan_json(&r->config), *plan = config_plan_json(&r->plan.c), *value;
     const char *key;
     int rc = 0;
-    json_object_foreach(yaml, key, value)
-    {
+    json_object_foreach (yaml, key, value) {
         struct buf a = BUF_INIT, b = BUF_INIT;
         json_canonical(value, &a);
         json_canonical(json_object_get(plan, key), &b);

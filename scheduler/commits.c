@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "common/check.h"
+#include "common/field.h"
 #include "common/fs.h"
-#include "scheduler/field.h"
 
 #define MAX_FILES_A_RANK    64
 #define MAX_TOKENIZER_BYTES (256u << 20)
@@ -30,21 +30,18 @@ static int is_own(const char *name)
 
 static int parse_file(const json_t *j, struct checkpoint_file *out, struct err *e)
 {
-    const char *name = "", *sha = "";
+    const char *name = "";
     int64_t bytes = 0;
     int rc = field_text(j, "name", sizeof out->name - 1, &name, e);
     if (rc == 0)
-        rc = field_text(j, "sha256", SHA256_HEX - 1, &sha, e);
+        rc = field_sha256(j, "sha256", out->sha256, e);
     if (rc == 0)
         rc = field_int(j, "bytes", 0, INT64_MAX, &bytes, e);
     if (rc < 0)
         return rc;
-    if (strlen(sha) != SHA256_HEX - 1 || strspn(sha, "0123456789abcdef") != SHA256_HEX - 1)
-        return err_set(e, ERR_INPUT, "sha256: 64 hex digits expected");
     if (strchr(name, '/') || name[0] == '.' || is_own(name))
         return err_set(e, ERR_INPUT, "name: \"%s\" is not a name for a trainer's file", name);
     snprintf(out->name, sizeof out->name, "%s", name);
-    snprintf(out->sha256, sizeof out->sha256, "%s", sha);
     out->bytes = (uint64_t)bytes;
     return 0;
 }

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/field.h"
 #include "common/mem.h"
-#include "scheduler/field.h"
 #include "scheduler/status.h"
 #include "scheduler/training.h"
 

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "common/checkpoint.h"
+#include "common/field.h"
 #include "common/fs.h"
 #include "common/mem.h"
-#include "scheduler/field.h"
 
 static const char *const state_names[JOB_STATE_COUNT] = {
     [JOB_PENDING] = "pending",

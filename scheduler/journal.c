@@ -8,9 +8,9 @@
 #include <time.h>
 
 #include "common/check.h"
+#include "common/field.h"
 #include "common/fs.h"
 #include "common/mem.h"
-#include "scheduler/field.h"
 
 #define MAP_BYTES ((size_t)1 << 30) /* address space, not disk */
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/field.h"
 #include "common/version.h"
-#include "scheduler/field.h"
 
 static const char *const role_names[ROLE_COUNT] = {
     [ROLE_TRAINER] = "trainer",

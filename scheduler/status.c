@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/field.h"
 #include "scheduler/core.h"
-#include "scheduler/field.h"
 
 #define ETA_SAMPLES 1000 /* of the steps to come, when there are more */
 

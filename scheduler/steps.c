@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "common/check.h"
+#include "common/field.h"
 #include "common/rng.h"
-#include "scheduler/field.h"
 
 void steps_init(struct steps *s, const struct plan *p, int64_t save_every)
 {

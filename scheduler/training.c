@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "scheduler/field.h"
+#include "common/field.h"
 #include "scheduler/summary.h"
 
 static int64_t steps_of(const struct scheduler *s)

@@ -136,12 +136,12 @@ static void test_refusals(void **state)
         const char *key, *value, *message;
     } cases[] = {
         {"version", "2", "cursor: version 2, this build reads 1"},
-        {"step", "601", "cursor: step: wanted an integer, 0 to 600"},
-        {"step", "-1", "cursor: step: wanted an integer, 0 to 600"},
+        {"step", "601", "cursor: step: 601, 0 to 600 expected"},
+        {"step", "-1", "cursor: step: -1, 0 to 600 expected"},
         {"step", "4", "cursor: ordinal 120 at step 4 of 24 rows"},
-        {"ordinal", "1.5", "cursor: ordinal: wanted an integer, 0 to 9223372036854775807"},
-        {"chain", "\"x\"", "cursor: chain: wanted 64 hexadecimal digits"},
-        {"plan_hash", "null", "cursor: plan_hash: wanted 64 hexadecimal digits"},
+        {"ordinal", "1.5", "cursor: ordinal: a whole number expected"},
+        {"chain", "\"x\"", "cursor: chain: 64 lower-case hex digits expected"},
+        {"plan_hash", "null", "cursor: plan_hash: 64 lower-case hex digits expected"},
         {"source_rows", "[]", "cursor: source_rows[0] (a): 0, the plan says 91"},
     };
     struct plan p;

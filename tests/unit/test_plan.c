@@ -413,8 +413,9 @@ static void test_refusals(void **state)
             "plan.json: config: not the complete keys of a plan; fb-plan --json prints one"},
         {"config/run.name", "\"x\"",
             "plan.json: config: not the complete keys of a plan; fb-plan --json prints one"},
-        {"tokenizer/sha256", "\"00\"", "plan.json: tokenizer.sha256: wanted 64 hexadecimal digits"},
-        {"tokenizer/vocab", "-1", "plan.json: tokenizer.vocab: wanted an integer, 0 to 16777216"},
+        {"tokenizer/sha256", "\"00\"",
+            "plan.json: tokenizer: sha256: 64 lower-case hex digits expected"},
+        {"tokenizer/vocab", "-1", "plan.json: tokenizer: vocab: -1, 0 to 16777216 expected"},
         {"tokenizer/vocab", "0", "plan.json: model.vocab: 0 is out of range, 1 to 16777216"},
         {"sources", "[]", "plan.json: sources: 0 entries, data.sources has 3"},
     };

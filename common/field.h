@@ -1,9 +1,10 @@
 /*
- * Fields of a message's JSON body: each read is a check, and the error names the field and what
- * would have been right. Strings stay the object's.
+ * Fields of a JSON object from outside, a message's body or a file: each read is a check, and the
+ * error (ERR_INPUT) names the field and what would have been right; the caller puts in front where
+ * the object came from. Strings stay the object's.
  */
-#ifndef SCHEDULER_FIELD_H
-#define SCHEDULER_FIELD_H
+#ifndef COMMON_FIELD_H
+#define COMMON_FIELD_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -11,6 +12,7 @@
 #include <jansson.h>
 
 #include "common/err.h"
+#include "common/hash.h"
 
 int field_int(
     const json_t *j, const char *key, int64_t lo, int64_t hi, int64_t *out, struct err *e);
@@ -22,6 +24,8 @@ int field_real(const json_t *j, const char *key, double *out, struct err *e);
 int field_text(const json_t *j, const char *key, size_t max, const char **out, struct err *e);
 /* 1 to 16 lower-case hex digits. */
 int field_hex(const json_t *j, const char *key, uint64_t *out, struct err *e);
+/* 64 lower-case hex digits. */
+int field_sha256(const json_t *j, const char *key, char out[SHA256_HEX], struct err *e);
 
 /* A JSON number, or null where x is not finite. */
 json_t *json_real_or_null(double x);

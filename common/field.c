@@ -1,4 +1,4 @@
-#include "scheduler/field.h"
+#include "common/field.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -58,6 +58,15 @@ int field_hex(const json_t *j, const char *key, uint64_t *out, struct err *e)
     if (n == 0 || n > 16 || strspn(s, "0123456789abcdef") != n)
         return err_set(e, ERR_INPUT, "%s: 1 to 16 hex digits expected", key);
     *out = strtoull(s, NULL, 16);
+    return 0;
+}
+
+int field_sha256(const json_t *j, const char *key, char out[SHA256_HEX], struct err *e)
+{
+    const char *s = json_string_value(json_object_get(j, key));
+    if (!hash_is_sha256(s))
+        return err_set(e, ERR_INPUT, "%s: 64 lower-case hex digits expected", key);
+    memcpy(out, s, SHA256_HEX);
     return 0;
 }
 
