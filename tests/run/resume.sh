@@ -3,7 +3,8 @@
 #
 #   whole    never stopped
 #   stopped  ended by ops/stop, then by SIGTERM, each time continued by ops/resume
-#   killed   every daemon, and once the supervisor, killed with -9 at seeded moments
+#   killed   every daemon, and once the supervisor, killed with -9 at seeded moments; some stalled with
+#            SIGSTOP, so that the others take them for dead and they come back as zombies
 #
 # Compared: the final model.safetensors and optimizer file byte for byte, the digest chain of state.json, and
 # the committed history of metrics.jsonl (each step once, the same losses).
@@ -194,12 +195,28 @@ kill_one() {
     fi
 }
 
+# stall_one PROGRAM: stopped for so long that the others take it for dead, then let go
+stall_one() {
+    local pid
+    wait_steps killed 2
+    pid=$(pid_of "$1" killed)
+    finished killed && return
+    if [ -n "$pid" ] && kill -STOP "$pid" 2>/dev/null; then
+        sleep 1.2
+        kill -CONT "$pid"
+        echo "stalled $1 after $(steps_done killed) reports"
+    fi
+}
+
 run_killed() {
     local victim
     kills=0
     launch killed
     for victim in trainer scheduler loader trainer evaluator; do
         kill_one $victim
+    done
+    for victim in trainer scheduler loader; do
+        stall_one $victim
     done
     if ! finished killed; then # all at once: the daemons go with their supervisor
         kill -9 "$supervisor"
