@@ -26,6 +26,8 @@ enum suite { SUITE_LOSS, SUITE_FIXED_POINT, SUITE_COUNT };
 
 const char *regime_name(int regime); /* "standard", … ; NULL out of range */
 const char *suite_name(int suite);   /* "loss", "fixed_point" */
+/* The i < count whose name_of(i) is `name`; −1 where there is none or name is NULL. */
+int name_index(const char *name, const char *(*name_of)(int), int count);
 
 struct source_config {
     char *name, *path; /* path: a directory with manifest.json */

@@ -18,6 +18,14 @@ const char *suite_name(int suite)
     return suite >= 0 && suite < SUITE_COUNT ? names[suite] : NULL;
 }
 
+int name_index(const char *name, const char *(*name_of)(int), int count)
+{
+    for (int i = 0; name && i < count; i++)
+        if (strcmp(name, name_of(i)) == 0)
+            return i;
+    return -1;
+}
+
 static int check_list(const struct config_source *s, const struct config_key *k,
     const struct yaml_tree *v, int max, const char *of)
 {

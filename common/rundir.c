@@ -1,6 +1,5 @@
 #include "common/rundir.h"
 
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 
 #include "common/fs.h"
 #include "common/json_canonical.h"
+#include "common/process.h"
 
 #define RUN_YAML           "run.yaml"
 #define PLAN_JSON          "plan.json"
@@ -22,15 +22,6 @@ static const struct {
 } parts[] = {{"journal", 0755}, {"logs", 0755}, {"sock", 0700}, {"keys", 0700}, {"evals", 0755},
     {"checkpoints", 0755}};
 
-static int cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) < 0)
-        return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? n : 1;
-}
-
 /* The config as the run keeps it: absolute paths, thread counts as numbers. */
 static int write_yaml(const char *dir, const char *parent, const struct config *c,
     const struct plan *p, struct err *e)
@@ -41,9 +32,9 @@ static int write_yaml(const char *dir, const char *parent, const struct config *
     resolved.run.dir = parent_copy;
     resolved.data = p->c.data;
     if (!resolved.process.trainer_threads)
-        resolved.process.trainer_threads = cores();
+        resolved.process.trainer_threads = process_cores();
     if (!resolved.process.evaluator_threads)
-        resolved.process.evaluator_threads = cores();
+        resolved.process.evaluator_threads = process_cores();
     config_print(&resolved, &text);
     int rc = fs_write_atomic(path, text.data, text.len, e);
     buf_release(&text);

@@ -1,15 +1,15 @@
 #include "evaluator/daemon.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/field.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/member.h"
+#include "common/process.h"
 #include "evaluator/worker.h"
 
 enum { EXIT_REFUSED = 100, EXIT_RESTART = 111 };
@@ -34,14 +34,6 @@ static void leave(struct daemon *d, int status)
     d->status = status;
 }
 
-static int index_of(const char *name, const char *(*name_of)(int), int count)
-{
-    for (int i = 0; name && i < count; i++)
-        if (strcmp(name, name_of(i)) == 0)
-            return i;
-    return -1;
-}
-
 static void report(struct daemon *d, json_t *body)
 {
     json_decref(d->report);
@@ -52,7 +44,7 @@ static void report(struct daemon *d, json_t *body)
 static void report_error(struct daemon *d, const char *why)
 {
     log_error("job failed", "id=%s why=\"%s\"", d->job_id, why);
-    report(d, json_pack("{s:s, s:s}", "id", d->job_id, "error", why));
+    report(d, json_pack("{s:s, s:o}", "id", d->job_id, "error", json_text(why)));
 }
 
 static void on_job(struct daemon *d, const struct message *m)
@@ -63,8 +55,8 @@ static void on_job(struct daemon *d, const struct message *m)
     const char *dir = json_string_value(json_object_get(j, "checkpoint"));
     const char *suite = json_string_value(json_object_get(j, "suite"));
     const char *regime = json_string_value(json_object_get(j, "regime"));
-    struct worker_job job = {.suite = index_of(suite, suite_name, SUITE_COUNT),
-        .regime = index_of(regime, regime_name, REGIME_COUNT)};
+    struct worker_job job = {.suite = name_index(suite, suite_name, SUITE_COUNT),
+        .regime = name_index(regime, regime_name, REGIME_COUNT)};
     if (!id || d->job_id || worker_busy(d->worker)) {
         json_decref(j); /* nothing to do, or a second answer while busy */
         return;
@@ -161,9 +153,9 @@ static void send_due(struct daemon *d)
 
 static void take_signal(struct daemon *d)
 {
-    struct signalfd_siginfo info;
-    if (read(d->signals, &info, sizeof info) == sizeof info) {
-        log_info("stopping", "signal=%u", info.ssi_signo);
+    int sig = process_signal_take(d->signals);
+    if (sig) {
+        log_info("stopping", "signal=%d", sig);
         leave(d, 0);
     }
 }
@@ -196,20 +188,14 @@ static void loop(struct daemon *d)
 
 static int open_daemon(struct daemon *d, int rank, int threads, struct err *e)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
-    d->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (d->signals < 0)
-        return err_errno(e, "signalfd");
     struct member_id id = {.role = "evaluator",
         .rank = rank,
         .world = 1,
         .give_up_seconds = give_up_seconds,
         .run = d->run};
-    int rc = bus_new(&d->bus, e);
+    int rc = process_signal_fd(&d->signals, e);
+    if (rc == 0)
+        rc = bus_new(&d->bus, e);
     if (rc == 0)
         rc = member_new(d->bus, &id, &d->member, e);
     if (rc == 0)

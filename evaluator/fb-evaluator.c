@@ -1,9 +1,8 @@
 /* fb-evaluator: scores committed checkpoints while a run trains, or one by hand. */
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
+#include "common/args.h"
 #include "common/log.h"
 #include "common/rundir.h"
 #include "common/version.h"
@@ -33,21 +32,6 @@ struct arguments {
     int rank, threads;
 };
 
-static int index_of(const char *name, const char *(*name_of)(int), int count)
-{
-    for (int i = 0; name && i < count; i++)
-        if (strcmp(name, name_of(i)) == 0)
-            return i;
-    return -1;
-}
-
-static int small_number(const char *text)
-{
-    char *end;
-    long n = strtol(text, &end, 10);
-    return end != text && !*end && n >= 0 && n <= 4096 ? (int)n : -1;
-}
-
 /* 0: go on; 1: leave with *status. */
 static int read_arguments(int argc, char **argv, struct arguments *a, int *status)
 {
@@ -62,14 +46,16 @@ static int read_arguments(int argc, char **argv, struct arguments *a, int *statu
         {"version", no_argument, NULL, 'v'},
         {0},
     };
-    for (int opt; (opt = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+    struct err e = {0};
+    int rc = 0, index = 0;
+    for (int opt; (opt = getopt_long(argc, argv, "", options, &index)) != -1;) {
         *status = 0;
         switch (opt) {
         case 'r':
             a->run = optarg;
             break;
         case 'n':
-            a->rank = small_number(optarg);
+            rc = arg_int(optarg, 0, 4096, &a->rank, &e);
             break;
         case 'c':
             a->checkpoint = optarg;
@@ -81,7 +67,7 @@ static int read_arguments(int argc, char **argv, struct arguments *a, int *statu
             a->regime = optarg;
             break;
         case 't':
-            a->threads = small_number(optarg);
+            rc = arg_int(optarg, 0, 4096, &a->threads, &e);
             break;
         case 'h':
             return fputs(usage, stdout), 1;
@@ -90,9 +76,13 @@ static int read_arguments(int argc, char **argv, struct arguments *a, int *statu
         default:
             return *status = 2, fputs(usage, stderr), 1;
         }
+        if (rc < 0) {
+            fprintf(stderr, "fb-evaluator: --%s %s\n", options[index].name, e.msg);
+            return *status = 2, 1;
+        }
     }
     *status = 2;
-    if (!a->run || optind != argc || a->rank < 0 || a->threads < 0 || !a->checkpoint != !a->suite)
+    if (!a->run || optind != argc || !a->checkpoint != !a->suite)
         return fputs(usage, stderr), 1;
     return 0;
 }
@@ -102,8 +92,8 @@ static int score_once(
 {
     struct bus *bus = NULL;
     json_t *result = NULL;
-    struct worker_job job = {.suite = index_of(a->suite, suite_name, SUITE_COUNT),
-        .regime = index_of(a->regime, regime_name, REGIME_COUNT),
+    struct worker_job job = {.suite = name_index(a->suite, suite_name, SUITE_COUNT),
+        .regime = name_index(a->regime, regime_name, REGIME_COUNT),
         .checkpoint = (char *)a->checkpoint};
     if (job.suite < 0)
         return err_set(e, ERR_INPUT, "--suite %s: should be loss or fixed_point", a->suite);

@@ -1,13 +1,12 @@
 /* fb-sample: text from a checkpoint, in a decoding regime. */
-#include <errno.h>
 #include <getopt.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <jansson.h>
 
+#include "common/args.h"
 #include "common/config.h"
 #include "common/fs.h"
 #include "common/version.h"
@@ -39,29 +38,6 @@ struct arguments {
     int prompt_count, threads, json;
     struct generate_options o;
 };
-
-static int read_number(const char *name, const char *text, double lo, double hi, int integer,
-    double *out, struct err *e)
-{
-    char *end;
-    errno = 0;
-    double x = strtod(text, &end);
-    if (errno || end == text || *end || !(x >= lo && x <= hi) || (integer && x != floor(x)))
-        return err_set(e, ERR_INPUT, "--%s %s: should be %s from %g to %g", name, text,
-            integer ? "a whole number" : "a number", lo, hi);
-    *out = x;
-    return 0;
-}
-
-static int read_regime(const char *text, int *out, struct err *e)
-{
-    for (int r = 0; r < REGIME_COUNT; r++)
-        if (strcmp(text, regime_name(r)) == 0) {
-            *out = r;
-            return 0;
-        }
-    return err_set(e, ERR_INPUT, "--regime %s: should be standard, soft or fused", text);
-}
 
 static struct buf *add_prompt(struct arguments *a)
 {
@@ -116,36 +92,34 @@ static int take_option(struct arguments *a, int opt, struct err *e)
         rc = fs_read(optarg, 64 << 20, add_prompt(a), e);
         break;
     case REGIME:
-        rc = read_regime(optarg, &o->regime, e);
+        o->regime = name_index(optarg, regime_name, REGIME_COUNT);
+        if (o->regime < 0)
+            rc = err_set(e, ERR_INPUT, "%s: standard, soft or fused expected", optarg);
         break;
     case FUSED:
+        o->fused_passes = 0;
         if (strcmp(optarg, "sequential") != 0)
-            rc = read_number("fused-passes", optarg, 2, 1024, 1, &x, e);
-        o->fused_passes = (int)x;
+            rc = arg_int(optarg, 2, 1024, &o->fused_passes, e);
         break;
     case MAX_NEW:
-        rc = read_number("max-new", optarg, 1, 1 << 20, 1, &x, e);
-        o->max_new = (int)x;
+        rc = arg_int(optarg, 1, 1 << 20, &o->max_new, e);
         break;
     case TEMPERATURE:
-        rc = read_number("temperature", optarg, 0, 100, 0, &x, e);
+        rc = arg_double(optarg, 0, 100, &x, e);
         o->sampler.temperature = (float)x;
         break;
     case TOP_K:
-        rc = read_number("top-k", optarg, 0, 1 << 30, 1, &x, e);
-        o->sampler.top_k = (int)x;
+        rc = arg_int(optarg, 0, 1 << 30, &o->sampler.top_k, e);
         break;
     case TOP_P:
-        rc = read_number("top-p", optarg, 1e-6, 1, 0, &x, e);
+        rc = arg_double(optarg, 1e-6, 1, &x, e);
         o->sampler.top_p = (float)x;
         break;
     case SEED:
-        rc = read_number("seed", optarg, 0, 9007199254740992.0, 1, &x, e);
-        o->sampler.seed = (uint64_t)x;
+        rc = arg_u64(optarg, 0, UINT64_MAX, &o->sampler.seed, e);
         break;
     case THREADS:
-        rc = read_number("threads", optarg, 0, 4096, 1, &x, e);
-        a->threads = (int)x;
+        rc = arg_int(optarg, 0, 4096, &a->threads, e);
         break;
     case JSON:
         a->json = 1;
@@ -158,7 +132,8 @@ static int take_option(struct arguments *a, int opt, struct err *e)
 static int read_arguments(int argc, char **argv, struct arguments *a, int *status)
 {
     struct err e = {0};
-    for (int opt; (opt = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+    int index = 0;
+    for (int opt; (opt = getopt_long(argc, argv, "", options, &index)) != -1;) {
         *status = 0;
         if (opt == HELP)
             return fputs(usage, stdout), 1;
@@ -168,7 +143,7 @@ static int read_arguments(int argc, char **argv, struct arguments *a, int *statu
         if (opt == '?')
             return fputs(usage, stderr), 1;
         if (take_option(a, opt, &e) < 0)
-            return fprintf(stderr, "fb-sample: %s\n", e.msg), 1;
+            return fprintf(stderr, "fb-sample: --%s %s\n", options[index].name, e.msg), 1;
     }
     *status = 2;
     if (optind != argc - 1)

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/clock.h"
+#include "common/field.h"
 #include "common/mem.h"
 #include "evaluator/regime_loss.h"
 
@@ -17,12 +18,6 @@ struct model_limits suite_limits(int seq)
 static double bits_per_byte(double nats, double bytes)
 {
     return bytes > 0 ? nats / (bytes * 0.69314718055994531) : NAN;
-}
-
-/* JSON has no NaN: what could not be measured is null. */
-static json_t *real_or_null(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
 }
 
 /* -- parallel passes over all rows ---------------------------------------------------------- */
@@ -161,8 +156,8 @@ static int add_passes(const struct suite_job *job, json_t *result, struct err *e
     for (int k = 0; rc == 0 && k < passes; k++)
         json_array_append_new(
             list, json_pack("{s:i, s:o, s:o}", "pass", k + 1, "nats_per_token",
-                      real_or_null(sums[k].nats / (double)sums[k].tokens), "bits_per_byte",
-                      real_or_null(bits_per_byte(sums[k].nats, bytes))));
+                      json_real_or_null(sums[k].nats / (double)sums[k].tokens), "bits_per_byte",
+                      json_real_or_null(bits_per_byte(sums[k].nats, bytes))));
     json_object_set_new(result, "passes", list);
     free(sums);
     return rc;
@@ -175,9 +170,10 @@ static int run_loss(const struct suite_job *job, json_t *result, struct err *e)
     int rc = regime_loss_run(job, &s, e);
     if (rc == 0) {
         json_object_set_new(result, "tokens", json_integer((json_int_t)s.tokens));
-        json_object_set_new(result, "nats_per_token", real_or_null(s.nats / (double)s.tokens));
-        json_object_set_new(result, "bits_per_byte", real_or_null(bits_per_byte(s.nats, s.bytes)));
-        json_object_set_new(result, "stderr", real_or_null(row_stderr(s.row_nats, n)));
+        json_object_set_new(result, "nats_per_token", json_real_or_null(s.nats / (double)s.tokens));
+        json_object_set_new(
+            result, "bits_per_byte", json_real_or_null(bits_per_byte(s.nats, s.bytes)));
+        json_object_set_new(result, "stderr", json_real_or_null(row_stderr(s.row_nats, n)));
     }
     if (rc == 0 && job->regime == REGIME_STANDARD)
         rc = add_passes(job, result, e);
@@ -221,12 +217,12 @@ static int run_fixed_point(const struct suite_job *job, json_t *result, struct e
         change[k] = s->positions ? sqrt(s->change_sq / s->before_sq) : NAN;
         json_array_append_new(
             list, json_pack("{s:i, s:o, s:I, s:o}", "pass", k + 1, "relative_change",
-                      real_or_null(change[k]), "positions", (json_int_t)s->positions,
-                      "nats_per_token", real_or_null(s->nats / (double)s->tokens)));
+                      json_real_or_null(change[k]), "positions", (json_int_t)s->positions,
+                      "nats_per_token", json_real_or_null(s->nats / (double)s->tokens)));
     }
     if (rc == 0) {
         json_object_set_new(result, "tokens", json_integer((json_int_t)sums[0].tokens));
-        json_object_set_new(result, "contraction", real_or_null(contraction(change, passes)));
+        json_object_set_new(result, "contraction", json_real_or_null(contraction(change, passes)));
     }
     json_object_set_new(result, "passes", list);
     free(change);

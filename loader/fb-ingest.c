@@ -1,15 +1,14 @@
 /* fb-ingest: text → a sealed source of shards. */
 #include <getopt.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "common/args.h"
 #include "common/mem.h"
+#include "common/process.h"
 #include "common/progress.h"
 #include "common/version.h"
-#include "loader/args.h"
 #include "loader/block.h"
 #include "loader/ingest.h"
 
@@ -42,14 +41,6 @@ struct options {
     struct ingest_options ingest;
     int json;
 };
-
-static volatile sig_atomic_t stopped;
-
-static void on_signal(int sig)
-{
-    (void)sig;
-    stopped = 1;
-}
 
 static int fail_usage(const char *what)
 {
@@ -90,8 +81,7 @@ static const struct option long_options[] = {
     {0},
 };
 
-/* Takes one option; −1 when its value is not right. */
-static int take_option(struct options *o, int opt, const char *value)
+static int take_option(struct options *o, int opt, const char *value, struct err *e)
 {
     struct ingest_options *i = &o->ingest;
     uint64_t n = 0;
@@ -116,22 +106,21 @@ static int take_option(struct options *o, int opt, const char *value)
         o->json = 1;
         break;
     case OPT_VAL_SHARE:
-        rc = arg_double(value, 0, 0.5, &i->val_share);
+        rc = arg_double(value, 0, 0.5, &i->val_share, e);
         break;
     case OPT_SEED:
-        rc = arg_u64(value, 0, UINT64_MAX, &i->seed);
+        rc = arg_u64(value, 0, UINT64_MAX, &i->seed, e);
         break;
     case OPT_MAX_MB:
-        rc = arg_u64(value, 1, 1u << 30, &n);
+        rc = arg_u64(value, 1, 1u << 30, &n, e);
         i->max_bytes = n * 1000000;
         break;
     case OPT_SHARD_MB:
-        rc = arg_u64(value, 1, 65536, &n);
+        rc = arg_u64(value, 1, 65536, &n, e);
         i->shard_bytes = n * 1000000;
         break;
     case OPT_THREADS:
-        rc = arg_u64(value, 1, 256, &n);
-        i->read.threads = (int)n;
+        rc = arg_int(value, 1, 256, &i->read.threads, e);
         break;
     }
     return rc;
@@ -140,6 +129,7 @@ static int take_option(struct options *o, int opt, const char *value)
 /* −1: go on; else the exit code. */
 static int parse(int argc, char **argv, struct options *o)
 {
+    struct err e = {0};
     int opt, index = 0;
     while ((opt = getopt_long(argc, argv, "", long_options, &index)) != -1) {
         if (opt == OPT_HELP) {
@@ -152,9 +142,8 @@ static int parse(int argc, char **argv, struct options *o)
         }
         if (opt == '?')
             return 2; /* getopt has said what */
-        if (take_option(o, opt, optarg) < 0) {
-            fprintf(stderr, "fb-ingest: --%s: %s: not within its bounds; see fb-ingest --help\n",
-                long_options[index].name, optarg);
+        if (take_option(o, opt, optarg, &e) < 0) {
+            fprintf(stderr, "fb-ingest: --%s %s\n", long_options[index].name, e.msg);
             return 2;
         }
     }
@@ -196,7 +185,7 @@ static int watch(void *arg, const char *what, uint64_t done, uint64_t total)
         w->what = what;
     }
     progress_at(&w->bar, done);
-    return stopped;
+    return process_stopped();
 }
 
 static void print_report(const struct options *o, const struct ingest_report *r)
@@ -232,17 +221,10 @@ static void print_report(const struct options *o, const struct ingest_report *r)
         (unsigned long long)r->binary_files, (unsigned long long)r->bad_lines);
 }
 
-static void catch_signals(void)
-{
-    struct sigaction sa = {.sa_handler = on_signal};
-    sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGINT, &sa, NULL);
-}
-
 int main(int argc, char **argv)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    struct options o = {.ingest = {.read = {.field = "text", .threads = cores > 0 ? (int)cores : 1},
+    int cores = process_cores();
+    struct options o = {.ingest = {.read = {.field = "text", .threads = cores < 256 ? cores : 256},
                             .val_share = 0.01,
                             .seed = 1,
                             .shard_bytes = 256000000,
@@ -253,11 +235,9 @@ int main(int argc, char **argv)
     int code = parse(argc, argv, &o);
     if (code >= 0)
         return code;
-    if (o.ingest.read.threads > 256)
-        o.ingest.read.threads = 256;
     char *name = o.ingest.name ? mem_strdup(o.ingest.name) : default_name(o.ingest.out);
     o.ingest.name = name;
-    catch_signals();
+    process_catch_stop();
     int rc = ingest_run(&o.ingest, watch, &w, &report, &e);
     if (w.what)
         progress_end(&w.bar);

@@ -1,20 +1,20 @@
 /* fb-loader: serves the rows of a run's plan to its trainers and evaluators. Stateless. */
 #include <getopt.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "common/args.h"
 #include "common/batch.h"
 #include "common/bus.h"
+#include "common/field.h"
 #include "common/fs.h"
 #include "common/log.h"
 #include "common/member.h"
+#include "common/process.h"
 #include "common/rundir.h"
 #include "common/version.h"
-#include "loader/args.h"
 #include "loader/serve.h"
 
 #define GIVE_UP_SECONDS   60 /* without a scheduler */
@@ -74,6 +74,7 @@ static const struct option long_options[] = {
 static int parse(int argc, char **argv, struct options *o)
 {
     uint64_t mb = 64;
+    struct err e = {0};
     for (int opt; (opt = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
         if (opt == 'h') {
             fputs(usage, stdout);
@@ -91,8 +92,8 @@ static int parse(int argc, char **argv, struct options *o)
             o->sock = optarg;
         if (opt == 's')
             o->standalone = 1;
-        if (opt == 'c' && arg_u64(optarg, 1, 65536, &mb) < 0) {
-            fprintf(stderr, "fb-loader: --cache-mb: %s: not a number from 1 to 65536\n", optarg);
+        if (opt == 'c' && arg_u64(optarg, 1, 65536, &mb, &e) < 0) {
+            fprintf(stderr, "fb-loader: --cache-mb %s\n", e.msg);
             return EXIT_USAGE;
         }
     }
@@ -107,19 +108,6 @@ static int parse(int argc, char **argv, struct options *o)
 
 /* -- opening -- */
 
-/* Signals arrive through a descriptor, in every thread but none: blocked before threads start. */
-static int open_signals(struct err *e)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return fd < 0 ? err_errno(e, "signalfd") : fd;
-}
-
 /* One loader a socket: binding would take it away from one that is alive. */
 static int open_socket(struct loader *l, struct err *e)
 {
@@ -130,8 +118,9 @@ static int open_socket(struct loader *l, struct err *e)
         l->lock = rc = fs_lock(lock, e);
     free(dir);
     free(lock);
-    return rc < 0 ? err_prefix(e, "another loader serves here")
-                  : endpoint_bind(l->bus, l->sock, &l->serving, e);
+    if (rc == ERR_STATE)
+        return err_prefix(e, "another loader serves here");
+    return rc < 0 ? rc : endpoint_bind(l->bus, l->sock, &l->serving, e);
 }
 
 static int loader_open(struct loader *l, struct err *e)
@@ -139,7 +128,7 @@ static int loader_open(struct loader *l, struct err *e)
     int rc = rundir_open(l->o->run, &l->run, e);
     if (rc < 0)
         return rc;
-    if ((rc = l->signals = open_signals(e)) < 0)
+    if ((rc = process_signal_fd(&l->signals, e)) < 0)
         return rc;
     if ((rc = server_new(&l->run.plan, l->o->cache_bytes, &l->server, e)) < 0)
         return rc;
@@ -175,11 +164,9 @@ static void loader_close(struct loader *l)
 static void send_nak(struct loader *l, const struct message *m, const struct err *why)
 {
     int retry = why->code == ERR_IO || why->code == ERR_NOMEM;
-    json_t *j = json_pack("{s:s, s:b}", "reason", why->msg, "retry", retry);
+    json_t *j = json_pack("{s:o, s:b}", "reason", json_text(why->msg), "retry", retry);
     l->naks++;
     log_warn("request refused", "peer=%s retry=%d reason=\"%s\"", m->peer, retry, why->msg);
-    if (!j) /* the reason quotes bytes that are no text */
-        j = json_pack("{s:s, s:b}", "reason", "see the loader's log", "retry", retry);
     endpoint_send_json(
         l->serving, m->peer, WIRE_NAK, m->head.run_epoch, m->head.request_id, j, NULL);
 }
@@ -252,12 +239,6 @@ static int control(struct loader *l, struct err *e)
     return rc == ERR_MISMATCH ? EXIT_FINAL : EXIT_RESTART;
 }
 
-static int was_signalled(const struct loader *l)
-{
-    struct signalfd_siginfo info;
-    return read(l->signals, &info, sizeof info) == (ssize_t)sizeof info;
-}
-
 static int loader_serve(struct loader *l, struct err *e)
 {
     struct bus_poll items[3] = {{.ep = l->serving, .fd = -1}, {.fd = l->signals},
@@ -272,7 +253,7 @@ static int loader_serve(struct loader *l, struct err *e)
             log_error(e->msg, NULL);
             return EXIT_RESTART;
         }
-        if (was_signalled(l)) {
+        if (process_signal_take(l->signals)) {
             log_info("asked to stop", NULL);
             return EXIT_DONE;
         }

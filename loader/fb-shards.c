@@ -1,13 +1,14 @@
 /* fb-shards: what is inside of a source, and is it whole. */
 #include <getopt.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/args.h"
+#include "common/config.h"
+#include "common/process.h"
 #include "common/progress.h"
 #include "common/version.h"
-#include "loader/args.h"
 #include "loader/inspect.h"
 
 static const char usage[] =
@@ -28,16 +29,9 @@ static const char usage[] =
 struct options {
     const char *dir, *tokenizer;
     int json, split, show_row;
-    uint64_t row, seq;
+    uint64_t row;
+    int seq;
 };
-
-static volatile sig_atomic_t stopped;
-
-static void on_signal(int sig)
-{
-    (void)sig;
-    stopped = 1;
-}
 
 static const struct option long_options[] = {
     {"json", no_argument, NULL, 'j'},
@@ -50,37 +44,35 @@ static const struct option long_options[] = {
     {0},
 };
 
-static int watch_bytes(void *arg, uint64_t done, uint64_t total)
+/* A bar that begins with the first report, when the total is known. */
+struct watch {
+    const char *what, *unit;
+    double scale;
+    struct progress bar;
+};
+
+static int watch(void *arg, uint64_t done, uint64_t total)
 {
-    struct progress *p = arg;
-    if (!p->what)
-        progress_start(p, "verify", total, "MB", 1e6);
-    progress_at(p, done);
-    return stopped;
+    struct watch *w = arg;
+    if (!w->bar.what)
+        progress_start(&w->bar, w->what, total, w->unit, w->scale);
+    progress_at(&w->bar, done);
+    return process_stopped();
 }
 
-static int watch_blocks(void *arg, uint64_t done, uint64_t total)
+static void watch_end(struct watch *w)
 {
-    struct progress *p = arg;
-    if (!p->what)
-        progress_start(p, "inspect", total, "blocks", 1);
-    progress_at(p, done);
-    return stopped;
-}
-
-static void progress_over(struct progress *p)
-{
-    if (p->what)
-        progress_end(p);
-    p->what = NULL;
+    if (w->bar.what)
+        progress_end(&w->bar);
+    w->bar.what = NULL;
 }
 
 static int verify(const struct options *o, struct err *e)
 {
-    struct progress bar = {0};
+    struct watch w = {.what = "verify", .unit = "MB", .scale = 1e6};
     struct manifest m = {0};
-    int rc = source_verify(o->dir, watch_bytes, &bar, e);
-    progress_over(&bar);
+    int rc = source_verify(o->dir, watch, &w, e);
+    watch_end(&w);
     if (rc == 0)
         rc = manifest_load(o->dir, &m, e);
     if (rc < 0)
@@ -103,11 +95,11 @@ static int verify(const struct options *o, struct err *e)
 static int print_source(struct source *s, int json, struct err *e)
 {
     struct inspection per[SPLIT_COUNT];
-    struct progress bar = {0};
+    struct watch w = {.what = "inspect", .unit = "blocks", .scale = 1};
     int rc = 0;
     for (int k = 0; rc == 0 && k < SPLIT_COUNT; k++) {
-        rc = inspect_split(s, k, watch_blocks, &bar, &per[k], e);
-        progress_over(&bar);
+        rc = inspect_split(s, k, watch, &w, &per[k], e);
+        watch_end(&w);
     }
     if (rc < 0)
         return rc;
@@ -135,7 +127,7 @@ static int inspect(const struct options *o, struct err *e)
         rc = print_source(s, o->json, e);
     } else {
         struct buf text = BUF_INIT;
-        rc = inspect_row(s, o->split, o->row, (int)o->seq, o->tokenizer, &text, e);
+        rc = inspect_row(s, o->split, o->row, o->seq, o->tokenizer, &text, e);
         fwrite(text.data, 1, text.len, stdout);
         buf_release(&text);
     }
@@ -154,18 +146,38 @@ static int fail_usage(const char *what, const char *value)
     return 2;
 }
 
-static int take_split(struct options *o, const char *name)
+static int take_option(struct options *o, int opt, const char *value, struct err *e)
 {
-    for (o->split = 0; o->split < SPLIT_COUNT; o->split++)
-        if (strcmp(name, split_name(o->split)) == 0)
-            return 0;
-    return -1;
+    int rc = 0;
+    switch (opt) {
+    case 'j':
+        o->json = 1;
+        break;
+    case 'r':
+        o->show_row = 1;
+        rc = arg_u64(value, 0, UINT64_MAX, &o->row, e);
+        break;
+    case 't':
+        o->tokenizer = value;
+        break;
+    case 'q':
+        rc = arg_int(value, 1, 1 << 24, &o->seq, e);
+        break;
+    case 's':
+        o->split = name_index(value, split_name, SPLIT_COUNT);
+        if (o->split < 0)
+            rc = err_set(e, ERR_INPUT, "%s: train or val expected", value);
+        break;
+    }
+    return rc;
 }
 
 /* −1: go on; else the exit code. */
 static int parse(int argc, char **argv, struct options *o)
 {
-    for (int opt; (opt = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
+    struct err e = {0};
+    int index = 0;
+    for (int opt; (opt = getopt_long(argc, argv, "", long_options, &index)) != -1;) {
         if (opt == 'h') {
             fputs(usage, stdout);
             return 0;
@@ -176,17 +188,17 @@ static int parse(int argc, char **argv, struct options *o)
         }
         if (opt == '?')
             return 2;
-        o->json |= opt == 'j';
-        o->show_row |= opt == 'r';
-        if (opt == 't')
-            o->tokenizer = optarg;
-        if ((opt == 'r' && arg_u64(optarg, 0, UINT64_MAX, &o->row) < 0) ||
-            (opt == 'q' && arg_u64(optarg, 1, 1 << 24, &o->seq) < 0) ||
-            (opt == 's' && take_split(o, optarg) < 0))
-            return fail_usage("not within its bounds: ", optarg);
+        if (take_option(o, opt, optarg, &e) < 0) {
+            fprintf(stderr, "fb-shards: --%s %s\n", long_options[index].name, e.msg);
+            return 2;
+        }
     }
     if (o->show_row && !o->tokenizer)
         return fail_usage("--row needs --tokenizer FILE", "");
+    if (o->show_row && o->json)
+        return fail_usage("--row prints text, not --json", "");
+    if (argc - optind != 2)
+        return fail_usage("a command and one DIR are expected", "");
     return -1;
 }
 
@@ -194,14 +206,10 @@ int main(int argc, char **argv)
 {
     struct options o = {.seq = 256};
     struct err e = {0};
-    struct sigaction sa = {.sa_handler = on_signal};
     int code = parse(argc, argv, &o);
     if (code >= 0)
         return code;
-    if (argc - optind != 2)
-        return fail_usage("a command and one DIR are expected", "");
-    sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGINT, &sa, NULL);
+    process_catch_stop();
     o.dir = argv[optind + 1];
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(argv[optind], commands[i].name) == 0) {

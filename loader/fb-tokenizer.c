@@ -2,19 +2,19 @@
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "common/args.h"
 #include "common/bpe_train.h"
 #include "common/fs.h"
 #include "common/mem.h"
+#include "common/process.h"
 #include "common/progress.h"
 #include "common/tokenizer.h"
 #include "common/version.h"
-#include "loader/args.h"
 #include "loader/corpus.h"
 
 #define INPUT_MAX_BYTES ((uint64_t)4 << 30)
@@ -50,26 +50,6 @@ struct options {
     char **inputs;
     int n_inputs;
 };
-
-static volatile sig_atomic_t stop_asked;
-
-static void on_signal(int sig)
-{
-    (void)sig;
-    stop_asked = 1;
-}
-
-static int stopped(void)
-{
-    return stop_asked;
-}
-
-static void catch_signals(void)
-{
-    struct sigaction sa = {.sa_handler = on_signal};
-    sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGINT, &sa, NULL);
-}
 
 /* Progress: one bar for each phase of training. */
 struct bar {
@@ -115,7 +95,7 @@ static int add_json_lines(
         rc = corpus_text(lines, &lines->documents[i], o->field, &text, e);
         if (rc == 0)
             rc = bpe_trainer_add_text(t, text.data, text.len, e);
-        if (rc == 0 && stop_asked)
+        if (rc == 0 && process_stopped())
             rc = err_set(e, ERR_STOPPED, "stopped while counting words");
     }
     buf_release(&text);
@@ -170,8 +150,8 @@ static int run_train(struct options *o, struct err *e)
     struct bar bar = {.phase = NULL};
     o->train.progress = draw;
     o->train.progress_ctx = &bar;
-    o->train.stopped = stopped;
-    catch_signals();
+    o->train.stopped = process_stopped;
+    process_catch_stop();
     int rc = corpus_list((const char *const *)o->inputs, o->n_inputs, &found, e);
     if (rc == 0)
         rc = bpe_trainer_new(&o->train, &t, e);
@@ -336,21 +316,20 @@ static int fail_usage(const char *what)
     return 2;
 }
 
-static int take_option(struct options *o, int opt, const char *value)
+static int take_option(struct options *o, int opt, const char *value, struct err *e)
 {
     uint64_t n = 0;
     int rc = 0;
     switch (opt) {
     case 'v':
-        rc = arg_u64(value, BPE_TRAIN_VOCAB_MIN, BPE_TRAIN_VOCAB_MAX, &n);
+        rc = arg_u64(value, BPE_TRAIN_VOCAB_MIN, BPE_TRAIN_VOCAB_MAX, &n, e);
         o->train.vocab = (uint32_t)n;
         break;
     case 'n':
-        rc = arg_u64(value, 1, BPE_TRAIN_MAX_THREADS, &n);
-        o->train.threads = (int)n;
+        rc = arg_int(value, 1, BPE_TRAIN_MAX_THREADS, &o->train.threads, e);
         break;
     case 'm':
-        rc = arg_u64(value, 1, UINT64_MAX, &o->train.min_count);
+        rc = arg_u64(value, 1, UINT64_MAX, &o->train.min_count, e);
         break;
     case 'o':
         o->out = value;
@@ -390,6 +369,7 @@ static int parse(int argc, char **argv, struct options *o, const struct command 
         {"threads", 1, NULL, 'n'}, {"min-count", 1, NULL, 'm'}, {"field", 1, NULL, 'f'},
         {"tokenizer", 1, NULL, 't'}, {"json", 0, NULL, 'j'}, {"help", 0, NULL, 'h'},
         {"version", 0, NULL, 'V'}, {0}};
+    struct err e = {0};
     int opt, index = 0;
     while ((opt = getopt_long(argc, argv, "", long_options, &index)) != -1) {
         if (opt == 'h') {
@@ -402,9 +382,8 @@ static int parse(int argc, char **argv, struct options *o, const struct command 
         }
         if (opt == '?')
             return 2; /* getopt has said what */
-        if (take_option(o, opt, optarg) < 0) {
-            fprintf(stderr, "fb-tokenizer: --%s: %s: not within its bounds; see --help\n",
-                long_options[index].name, optarg);
+        if (take_option(o, opt, optarg, &e) < 0) {
+            fprintf(stderr, "fb-tokenizer: --%s %s\n", long_options[index].name, e.msg);
             return 2;
         }
     }
@@ -420,14 +399,12 @@ static int parse(int argc, char **argv, struct options *o, const struct command 
 
 int main(int argc, char **argv)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int cores = process_cores();
     struct options o = {.train = BPE_TRAIN_OPTS_DEFAULT, .field = "text"};
     const struct command *command = NULL;
     struct err e = {0};
     o.train.vocab = 0;
-    o.train.threads = cores < 1                       ? 1
-                      : cores > BPE_TRAIN_MAX_THREADS ? BPE_TRAIN_MAX_THREADS
-                                                      : (int)cores;
+    o.train.threads = cores < BPE_TRAIN_MAX_THREADS ? cores : BPE_TRAIN_MAX_THREADS;
     int code = parse(argc, argv, &o, &command);
     if (code >= 0)
         return code;

@@ -241,8 +241,10 @@ static int take_partial(struct ingest *in, struct err *e)
     if (rc == 0)
         in->lock = rc = fs_lock(path, e);
     free(path);
-    if (rc < 0)
+    if (rc == ERR_STATE)
         return err_prefix(e, "another ingest is at work");
+    if (rc < 0)
+        return rc;
     struct dirent **names;
     int n = scandir(in->partial, &names, NULL, NULL);
     if (n < 0)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/checkpoint.h"
+#include "common/field.h"
 #include "common/fs.h"
 
 #define LIVE_EVAL_ROWS 6
@@ -279,11 +280,6 @@ void view_print_summary(const struct view *v, struct buf *out)
 
 /* -- JSON -- */
 
-static json_t *real_or_null(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static json_t *row_json(const struct eval_row *r)
 {
     json_t *j = json_pack("{s:I}", "step", (json_int_t)r->step), *passes = json_array();
@@ -292,9 +288,9 @@ static json_t *row_json(const struct eval_row *r)
     json_object_set_new(j, "pass_nats", passes);
     for (int g = 0; g < REGIME_COUNT; g++)
         json_object_set_new(j, regime_name(g),
-            json_pack("{s:o, s:o}", "nats_per_token", real_or_null(r->nats[g]), "bits_per_byte",
-                real_or_null(r->bits[g])));
-    json_object_set_new(j, "contraction", real_or_null(r->contraction));
+            json_pack("{s:o, s:o}", "nats_per_token", json_real_or_null(r->nats[g]),
+                "bits_per_byte", json_real_or_null(r->bits[g])));
+    json_object_set_new(j, "contraction", json_real_or_null(r->contraction));
     return j;
 }
 
@@ -303,15 +299,15 @@ json_t *view_json(const struct view *v)
     const struct history *h = &v->history;
     json_t *losses = json_array(), *rows = json_array();
     for (int k = 1; k <= plan_max_passes(&v->run->plan); k++)
-        json_array_append_new(losses, real_or_null(trend_now(&h->loss[k])));
+        json_array_append_new(losses, json_real_or_null(trend_now(&h->loss[k])));
     for (int i = 0; i < v->evals.count; i++)
         json_array_append_new(rows, row_json(&v->evals.rows[i]));
     json_t *j = json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:I, s:o}", "run",
         v->run->config.run.name, "path", v->run->path, "state", view_state(v), "step",
         (json_int_t)h->step, "steps", (json_int_t)steps_of(v), "passes", h->passes, "losses",
-        losses, "lr", real_or_null(h->lr), "tokens_per_second", real_or_null(trend_now(&h->rate)),
-        "eta_seconds", real_or_null(history_eta(h)), "tokens", (json_int_t)tokens_done(v), "evals",
-        rows);
+        losses, "lr", json_real_or_null(h->lr), "tokens_per_second",
+        json_real_or_null(trend_now(&h->rate)), "eta_seconds", json_real_or_null(history_eta(h)),
+        "tokens", (json_int_t)tokens_done(v), "evals", rows);
     json_object_set_new(
         j, "checkpoint", v->checkpoint < 0 ? json_null() : json_integer((json_int_t)v->checkpoint));
     json_object_set(j, "scheduler", v->status ? v->status : json_null());

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/checkpoint.h"
+#include "common/config.h"
 #include "common/field.h"
 #include "common/fs.h"
 #include "common/mem.h"
@@ -15,14 +16,6 @@ static const char *const state_names[JOB_STATE_COUNT] = {
     [JOB_FAILED] = "failed",
     [JOB_DROPPED] = "dropped",
 };
-
-static int name_index(const char *name, const char *(*name_of)(int), int count)
-{
-    for (int i = 0; i < count; i++)
-        if (strcmp(name, name_of(i)) == 0)
-            return i;
-    return -1;
-}
 
 static const char *state_name(int state)
 {

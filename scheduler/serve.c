@@ -3,13 +3,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "common/bus.h"
 #include "common/clock.h"
 #include "common/fs.h"
 #include "common/log.h"
+#include "common/process.h"
 #include "scheduler/core.h"
 
 #define MESSAGES_A_TURN  1024 /* then the timers have their turn */
@@ -30,19 +30,6 @@ static int64_t now_ms(void)
 }
 
 /* -- opening and closing -- */
-
-static int open_signals(struct server *v, struct err *e)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    signal(SIGPIPE, SIG_IGN);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
-        return err_errno(e, "signals");
-    v->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return v->signal_fd < 0 ? err_errno(e, "signals") : 0;
-}
 
 static int open_lock(struct server *v, struct err *e)
 {
@@ -70,7 +57,7 @@ static int open_socket(struct server *v, struct err *e)
 /* The damage of a long start (hashing the newest checkpoint) is done before anyone may connect. */
 static int open_all(struct server *v, struct err *e)
 {
-    int rc = open_signals(v, e);
+    int rc = process_signal_fd(&v->signal_fd, e);
     if (rc == 0)
         rc = open_lock(v, e);
     if (rc == 0)
@@ -97,10 +84,9 @@ static void close_all(struct server *v)
 
 static void take_signals(struct server *v)
 {
-    struct signalfd_siginfo info;
-    while (read(v->signal_fd, &info, sizeof info) == sizeof info)
-        scheduler_stop(v->core,
-            info.ssi_signo == SIGINT ? "stopped by SIGINT" : "stopped by SIGTERM", now_ms());
+    for (int sig; (sig = process_signal_take(v->signal_fd));)
+        scheduler_stop(
+            v->core, sig == SIGINT ? "stopped by SIGINT" : "stopped by SIGTERM", now_ms());
 }
 
 static int take_messages(struct server *v, struct err *e)

@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 
+#include "common/args.h"
 #include "common/config.h"
 #include "common/fs.h"
 #include "common/version.h"
@@ -41,7 +42,7 @@ static int parse_options(int argc, char **argv, struct options *o)
         {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'v'}, {NULL, 0, NULL, 0}};
     int c, files = 0;
-    char *end;
+    struct err e = {0};
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1)
         switch (c) {
         case 'c':
@@ -57,9 +58,8 @@ static int parse_options(int argc, char **argv, struct options *o)
             o->config = optarg;
             break;
         case 't':
-            o->threads = (int)strtol(optarg, &end, 10);
-            if (*end || o->threads < 1 || o->threads > 1024) {
-                fprintf(stderr, "fb-step: --threads %s: right is 1 to 1024\n", optarg);
+            if (arg_int(optarg, 1, 1024, &o->threads, &e) < 0) {
+                fprintf(stderr, "fb-step: --threads %s\n", e.msg);
                 return 2;
             }
             break;

@@ -1,9 +1,8 @@
 /* fb-trainer: one rank of a run. See loop.h. */
-#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "common/args.h"
 #include "common/log.h"
 #include "common/version.h"
 #include "trainer/loop.h"
@@ -24,17 +23,6 @@ static const char usage[] =
     "Exit status: 0 the run finished, or SIGTERM asked it to leave; 1 the run directory cannot be\n"
     "used; 2 usage; 100 do not restart me; 111 restart me.\n";
 
-static int number(const char *text, int *out)
-{
-    char *end;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (end == text || *end || errno || n < 0 || n > 1 << 20)
-        return -1;
-    *out = (int)n;
-    return 0;
-}
-
 /* −1: go on; otherwise the exit status. */
 static int parse(int argc, char **argv, struct loop_settings *s)
 {
@@ -49,10 +37,10 @@ static int parse(int argc, char **argv, struct loop_settings *s)
             s->run_dir = optarg;
             break;
         case 'r':
-            bad |= number(optarg, &s->rank);
+            bad |= arg_int(optarg, 0, 1 << 20, &s->rank, NULL);
             break;
         case 'w':
-            bad |= number(optarg, &s->world);
+            bad |= arg_int(optarg, 0, 1 << 20, &s->world, NULL);
             break;
         case 'h':
             fputs(usage, stdout);

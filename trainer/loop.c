@@ -4,19 +4,19 @@
 #include <inttypes.h>
 #include <math.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "common/bus.h"
 #include "common/checkpoint.h"
 #include "common/clock.h"
+#include "common/field.h"
 #include "common/fs.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/process.h"
 #include "common/rundir.h"
 #include "trainer/engine.h"
 #include "trainer/feed.h"
@@ -83,12 +83,6 @@ static int status_of(int code)
 
 /* -- what goes to the scheduler ------------------------------------------------------------- */
 
-/* JSON has no infinities: what is not finite is null. */
-static json_t *json_number_or_null(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static json_t *json_hex(uint64_t x)
 {
     char text[17];
@@ -101,14 +95,14 @@ static void send_step(
 {
     json_t *losses = json_array();
     for (int k = 0; k < r->passes; k++)
-        json_array_append_new(losses, json_number_or_null(r->losses[k]));
+        json_array_append_new(losses, json_real_or_null(r->losses[k]));
     uplink_send(t->uplink, WIRE_STEP, t->epoch,
         json_pack("{s:I, s:i, s:o, s:o, s:o, s:f, s:b, s:I, s:i, s:f, s:f, s:o, s:o}", "step",
             (json_int_t)r->step, "passes", r->passes, "losses", losses, "total",
-            json_number_or_null(r->total), "grad_norm", json_number_or_null(r->grad_norm), "lr",
-            r->lr, "skipped", r->skipped, "tokens", (json_int_t)r->tokens, "rows", r->rows,
-            "seconds", seconds, "wait_seconds", wait_seconds, "ids", json_hex(r->digest.ids),
-            "content", json_hex(r->digest.content)));
+            json_real_or_null(r->total), "grad_norm", json_real_or_null(r->grad_norm), "lr", r->lr,
+            "skipped", r->skipped, "tokens", (json_int_t)r->tokens, "rows", r->rows, "seconds",
+            seconds, "wait_seconds", wait_seconds, "ids", json_hex(r->digest.ids), "content",
+            json_hex(r->digest.content)));
 }
 
 static void send_saved(struct trainer *t, const struct saver_result *r)
@@ -407,20 +401,6 @@ static int loop(struct trainer *t, struct err *e)
 
 /* -- opening and closing -------------------------------------------------------------------- */
 
-/* Signals are read from a descriptor; a broken pipe is an error code. Before any thread starts. */
-static int open_signals(struct trainer *t, struct err *e)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    signal(SIGPIPE, SIG_IGN);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
-        return err_errno(e, "signals");
-    t->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return t->signal_fd < 0 ? err_errno(e, "signals") : 0;
-}
-
 static int open_worker(struct trainer *t, const struct loop_settings *s, struct err *e)
 {
     struct engine_settings engine = {.plan = &t->run.plan,
@@ -480,7 +460,7 @@ static void log_memory(const struct trainer *t)
 
 static int open_trainer(struct trainer *t, const struct loop_settings *s, struct err *e)
 {
-    int rc = open_signals(t, e);
+    int rc = process_signal_fd(&t->signal_fd, e);
     if (rc == 0)
         rc = fs_mkdir_p(t->checkpoints, 0755, e);
     if (rc == 0)

@@ -1,12 +1,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <sched.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-#include "common/check.h"
+#include "common/process.h"
 #include "kernels/cpu/cpu.h"
 
 #define ALIGN 64 /* a cache line, and the widest vector */
@@ -89,15 +88,6 @@ static const struct device_ops cpu_ops = {
     .adamw = cpu_adamw,
 };
 
-static int cores_allowed(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    int n = CPU_COUNT(&set);
-    return n < 1 ? 1 : n;
-}
-
 int cpu_team(const struct device *d, int64_t multiply_adds)
 {
     return multiply_adds < CPU_SMALL_MADS ? 1 : d->threads;
@@ -118,7 +108,7 @@ int device_cpu_new(int threads, struct device **out, struct err *e)
     if (!d)
         return err_set(e, ERR_NOMEM, "cpu device: no memory");
     d->ops = &cpu_ops;
-    d->threads = threads > 0 ? threads : cores_allowed();
+    d->threads = threads > 0 ? threads : process_cores();
 #ifdef _OPENMP
     omp_set_dynamic(0); /* always the team that is asked for: part of what makes results repeat */
     if (d->threads > omp_get_thread_limit())

@@ -1,0 +1,55 @@
+#include "common/process.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+int process_signal_fd(int *fd, struct err *e)
+{
+    *fd = -1;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    signal(SIGPIPE, SIG_IGN);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+        return err_errno(e, "signals");
+    *fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return *fd < 0 ? err_errno(e, "signals") : 0;
+}
+
+int process_signal_take(int fd)
+{
+    struct signalfd_siginfo info;
+    return read(fd, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
+}
+
+static volatile sig_atomic_t stop_asked;
+
+static void on_stop(int sig)
+{
+    (void)sig;
+    stop_asked = 1;
+}
+
+void process_catch_stop(void)
+{
+    struct sigaction sa = {.sa_handler = on_stop};
+    sigaction(SIGTERM, &sa, NULL);
+    sigaction(SIGINT, &sa, NULL);
+}
+
+int process_stopped(void)
+{
+    return stop_asked;
+}
+
+int process_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) < 0)
+        return 1;
+    int n = CPU_COUNT(&set);
+    return n > 0 ? n : 1;
+}
