@@ -34,6 +34,17 @@ struct attn_shape {
     int heads, kv_heads, head_dim;
 };
 
+/*
+ * Some of the rows of a batch, compacted: n of them, ascending. Row i stands at rows[i] = b·T + t
+ * of the batch; those of batch row b are starts[b] … starts[b + 1] − 1.
+ */
+struct attn_rows {
+    int n;
+    const int32_t *rows;   /* (n) */
+    const int32_t *starts; /* (B + 1) */
+    const int32_t *first;  /* (n) the first key that row i sees, as attention's `first` */
+};
+
 /* One parameter range for the optimizer (a contiguous slice of the flat parameters). */
 struct adamw_args {
     float lr, beta1, beta2, eps;
@@ -102,6 +113,17 @@ struct device_ops {
         const int32_t *first, const struct attn_shape *s, float *work);
     size_t (*attn_bwd_work)(struct device *d, const struct attn_shape *s);
 
+    /* Attention of some queries of the batch: q, out (r->n, heads, hd) are compacted, k, v
+     * (B·T, kv_heads, hd) are whole; query i sees keys first[i] … t of its batch row. lse (heads,
+     * n). Work in proportion to the keys that are seen. */
+    void (*attn_rows_fwd)(struct device *d, float *out, float *lse, const float *q, const float *k,
+        const float *v, const struct attn_rows *r, const struct attn_shape *s);
+    /* dq (r->n rows) = ; dk =, dv = of all B·T keys; work: attn_rows_bwd_work floats */
+    void (*attn_rows_bwd)(struct device *d, float *dq, float *dk, float *dv, const float *dout,
+        const float *out, const float *lse, const float *q, const float *k, const float *v,
+        const struct attn_rows *r, const struct attn_shape *s, float *work);
+    size_t (*attn_rows_bwd_work)(struct device *d, const struct attn_shape *s);
+
     /* Attention of new tokens against a key/value cache.
      * n query rows; row i belongs to cache slot slot[i] at position pos[i] and sees cached keys
      * first[i] … pos[i] of that slot. cache_k, cache_v (slots, capacity, kv_heads, hd).
@@ -128,6 +150,13 @@ struct device_ops {
     /* dh[b, t] += dcarried[b, t+1] */
     void (*carry_bwd)(
         struct device *d, float *dh, const float *dcarried, int batch, int seq, int dim);
+    /* The same for some rows of the batch: carried (n, D): row i is that of token rows[i], which
+     * must not be the first of its batch row. h, noise as above. */
+    void (*carry_rows_fwd)(struct device *d, float *carried, const float *h, const float *noise,
+        float jitter, const uint64_t *noise_keys, const int32_t *rows, int n, int seq, int dim);
+    /* dh (B·T, D) row rows[i] − 1 += dcarried (n, D) row i */
+    void (*carry_rows_bwd)(
+        struct device *d, float *dh, const float *dcarried, const int32_t *rows, int n, int dim);
     /* out = u ⊙ σ(g), n elements */
     void (*gate_fwd)(struct device *d, float *out, const float *u, const float *g, size_t n);
     /* du =, dg = ; dout may be du or dg */
@@ -140,11 +169,24 @@ struct device_ops {
     void (*select_rows_bwd)(struct device *d, float *da, float *db, const float *dout,
         const uint8_t *mask, int n, int dim);
 
+    /* -- compacted rows: rows[i], i < n, are different rows of the whole
+     * --------------------------- */
+    /* out (n rows) row i = in row rows[i]; elements of any kind, row_bytes a row */
+    void (*gather_rows)(
+        struct device *d, void *out, const void *in, const int32_t *rows, int n, size_t row_bytes);
+    /* out row rows[i] = in (n rows) row i; the others stay */
+    void (*scatter_rows)(
+        struct device *d, void *out, const void *in, const int32_t *rows, int n, size_t row_bytes);
+    /* out row rows[i] += in (n, D) row i */
+    void (*scatter_add_rows)(
+        struct device *d, float *out, const float *in, const int32_t *rows, int n, int dim);
+
     /* -- cross-entropy on a chunk of logits (n, V); targets −1 are not counted ----------------- */
     /* losses[i] = −log softmax(logits[i])[target] (0 where not counted). Where dscale != 0 the
-     * logits are replaced by dscale · (softmax − onehot), 0 rows where not counted. */
-    void (*xent)(struct device *d, float *losses, float *logits, const int32_t *targets, int n,
-        int vocab, float dscale);
+     * logits are replaced by dscale · weights[i] · (softmax − onehot), 0 rows where not counted;
+     * weights (n) may be NULL: all 1. */
+    void (*xent)(struct device *d, float *losses, float *logits, const int32_t *targets,
+        const float *weights, int n, int vocab, float dscale);
 
     /* -- vectors ------------------------------------------------------------------------------ */
     void (*add)(

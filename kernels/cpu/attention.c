@@ -13,28 +13,64 @@
 
 enum { Q_BLOCK = 64, K_BLOCK = 128 };
 
-/* Up to Q_BLOCK consecutive queries of one head; row r sees keys first[r] … last + r (from k, v
- * on). */
+/*
+ * Up to Q_BLOCK queries of one head, in the order of their positions. Row r stands at position
+ * at[r] − base, or at last + r where at is NULL, and sees keys first[r] … its own (from k, v on).
+ */
 struct block {
     const float *q, *k, *v;
-    const int32_t *first;
-    int last, rows, head_dim;
+    const int32_t *first, *at;
+    int last, base, rows, head_dim;
     size_t ld_q, ld_kv; /* floats from a token to the next */
     float scale;
 };
 
+/* The last key that row r sees. */
+static int position(const struct block *b, int r)
+{
+    return b->at ? b->at[r] - b->base : b->last + r;
+}
+
 /* Which part of the key block at k0 row r sees: [*lo, *hi) within the block; empty when lo ≥ hi. */
 static void visible(const struct block *b, int r, int k0, int keys, int *lo, int *hi)
 {
+    int end = position(b, r) + 1 - k0;
     *lo = b->first[r] > k0 ? b->first[r] - k0 : 0;
-    *hi = b->last + r + 1 - k0 < keys ? b->last + r + 1 - k0 : keys;
+    *hi = end < keys ? end : keys;
 }
 
-/* scores (rows, keys), row stride K_BLOCK, = scale · q · kᵀ */
-static void block_scores(const struct block *b, int k0, int keys, float *scores)
+/* Keys k0 … k0 + keys of a block, and the rows [from, to) that see any of them: first and position
+ * grow with the row. */
+struct key_block {
+    int k0, keys, from, to;
+};
+
+/* The next block of keys at or after k0 that some row sees; 0: none is left. */
+static int next_keys(const struct block *b, int k0, struct key_block *kb)
 {
-    cpu_gemm(0, 1, b->rows, keys, b->head_dim, b->scale, b->q, b->ld_q,
-        b->k + (size_t)k0 * b->ld_kv, b->ld_kv, 0.0f, scores, K_BLOCK);
+    int from = 0, to;
+    while (from < b->rows && position(b, from) < k0)
+        from++;
+    if (from == b->rows)
+        return 0;
+    if (b->first[from] > k0) /* keys between two documents' queries are skipped */
+        k0 = b->first[from];
+    for (to = from + 1; to < b->rows && b->first[to] < k0 + K_BLOCK; to++)
+        ;
+    int end = position(b, to - 1) + 1;
+    kb->k0 = k0;
+    kb->keys = end - k0 < K_BLOCK ? end - k0 : K_BLOCK;
+    kb->from = from;
+    kb->to = to;
+    return 1;
+}
+
+/* scores of the rows that see kb, row stride K_BLOCK, = scale · q · kᵀ */
+static void block_scores(const struct block *b, const struct key_block *kb, float *scores)
+{
+    cpu_gemm(0, 1, kb->to - kb->from, kb->keys, b->head_dim, b->scale,
+        b->q + (size_t)kb->from * b->ld_q, b->ld_q, b->k + (size_t)kb->k0 * b->ld_kv, b->ld_kv,
+        0.0f, scores + kb->from * K_BLOCK, K_BLOCK);
 }
 
 static void clear_outside(float *row, int lo, int hi, int keys)
@@ -78,27 +114,34 @@ static void scale_row(float *row, float f, int n)
         row[j] *= f;
 }
 
+static void clear_rows(float *x, int rows, int width, size_t ld)
+{
+    for (int r = 0; r < rows; r++)
+        memset(x + (size_t)r * ld, 0, (size_t)width * sizeof(float));
+}
+
 /* out (rows, hd) with row stride ld_out; lse (rows) may be NULL. */
 static void block_fwd(const struct block *b, float *out, size_t ld_out, float *lse)
 {
     float scores[Q_BLOCK * K_BLOCK], max[Q_BLOCK], sum[Q_BLOCK];
+    struct key_block kb;
     for (int r = 0; r < b->rows; r++) {
         max[r] = -INFINITY;
         sum[r] = 0.0f;
     }
-    int end = b->last + b->rows;
-    for (int k0 = b->first[0]; k0 < end; k0 += K_BLOCK) {
-        int keys = end - k0 < K_BLOCK ? end - k0 : K_BLOCK, opening = k0 == b->first[0];
-        block_scores(b, k0, keys, scores);
-        for (int r = 0; r < b->rows; r++) {
+    clear_rows(out, b->rows, b->head_dim, ld_out);
+    for (int k0 = b->first[0]; next_keys(b, k0, &kb); k0 = kb.k0 + kb.keys) {
+        block_scores(b, &kb, scores);
+        for (int r = kb.from; r < kb.to; r++) {
             int lo, hi;
-            visible(b, r, k0, keys, &lo, &hi);
-            float keep = softmax_step(scores + r * K_BLOCK, lo, hi, keys, &max[r], &sum[r]);
-            if (!opening && keep != 1.0f)
+            visible(b, r, kb.k0, kb.keys, &lo, &hi);
+            float keep = softmax_step(scores + r * K_BLOCK, lo, hi, kb.keys, &max[r], &sum[r]);
+            if (keep != 1.0f)
                 scale_row(out + (size_t)r * ld_out, keep, b->head_dim);
         }
-        cpu_gemm(0, 0, b->rows, b->head_dim, keys, 1.0f, scores, K_BLOCK,
-            b->v + (size_t)k0 * b->ld_kv, b->ld_kv, opening ? 0.0f : 1.0f, out, ld_out);
+        cpu_gemm(0, 0, kb.to - kb.from, b->head_dim, kb.keys, 1.0f, scores + kb.from * K_BLOCK,
+            K_BLOCK, b->v + (size_t)kb.k0 * b->ld_kv, b->ld_kv, 1.0f,
+            out + (size_t)kb.from * ld_out, ld_out);
     }
     for (int r = 0; r < b->rows; r++) {
         scale_row(out + (size_t)r * ld_out, 1.0f / sum[r], b->head_dim);
@@ -200,45 +243,47 @@ static void score_grad(
     }
 }
 
+/* delta[r] = Σ dout · out of row r */
+static void out_dots(const struct block *b, const struct grads *g, float *delta)
+{
+    for (int r = 0; r < b->rows; r++) {
+        const float *o = g->out + (size_t)r * b->ld_q, *go = g->dout + (size_t)r * b->ld_q;
+        float dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+        for (int c = 0; c < b->head_dim; c++)
+            dot += o[c] * go[c];
+        delta[r] = dot;
+    }
+}
+
 /* dq of the block's queries =; dk, dv of the keys they see += */
 static void block_bwd(const struct block *b, const struct grads *g)
 {
     float p[Q_BLOCK * K_BLOCK], dp[Q_BLOCK * K_BLOCK], delta[Q_BLOCK];
-    int hd = b->head_dim, rows = b->rows, end = b->last + rows;
-    for (int r = 0; r < rows; r++) {
-        const float *o = g->out + (size_t)r * b->ld_q, *go = g->dout + (size_t)r * b->ld_q;
-        float dot = 0.0f;
-#pragma omp simd reduction(+ : dot)
-        for (int c = 0; c < hd; c++)
-            dot += o[c] * go[c];
-        delta[r] = dot;
-    }
-    for (int k0 = b->first[0]; k0 < end; k0 += K_BLOCK) {
-        int keys = end - k0 < K_BLOCK ? end - k0 : K_BLOCK;
-        size_t at = (size_t)k0 * b->ld_kv;
-        block_scores(b, k0, keys, p);
-        cpu_gemm(
-            0, 1, rows, keys, hd, 1.0f, g->dout, b->ld_q, b->v + at, b->ld_kv, 0.0f, dp, K_BLOCK);
-        for (int r = 0; r < rows; r++) {
+    struct key_block kb;
+    int hd = b->head_dim;
+    out_dots(b, g, delta);
+    clear_rows(g->dq, b->rows, hd, b->ld_q);
+    for (int k0 = b->first[0]; next_keys(b, k0, &kb); k0 = kb.k0 + kb.keys) {
+        int rows = kb.to - kb.from, keys = kb.keys;
+        size_t at = (size_t)kb.k0 * b->ld_kv, from = (size_t)kb.from * b->ld_q;
+        float *p_at = p + kb.from * K_BLOCK, *dp_at = dp + kb.from * K_BLOCK;
+        block_scores(b, &kb, p);
+        cpu_gemm(0, 1, rows, keys, hd, 1.0f, g->dout + from, b->ld_q, b->v + at, b->ld_kv, 0.0f,
+            dp_at, K_BLOCK);
+        for (int r = kb.from; r < kb.to; r++) {
             int lo, hi;
-            visible(b, r, k0, keys, &lo, &hi);
+            visible(b, r, kb.k0, keys, &lo, &hi);
             score_grad(
                 p + r * K_BLOCK, dp + r * K_BLOCK, lo, hi, keys, g->lse[r], delta[r], b->scale);
         }
-        float dq_beta = k0 == b->first[0] ? 0.0f : 1.0f;
-        cpu_gemm(
-            1, 0, keys, hd, rows, 1.0f, p, K_BLOCK, g->dout, b->ld_q, 1.0f, g->dv + at, b->ld_kv);
-        cpu_gemm(
-            1, 0, keys, hd, rows, 1.0f, dp, K_BLOCK, b->q, b->ld_q, 1.0f, g->dk + at, b->ld_kv);
-        cpu_gemm(
-            0, 0, rows, hd, keys, 1.0f, dp, K_BLOCK, b->k + at, b->ld_kv, dq_beta, g->dq, b->ld_q);
+        cpu_gemm(1, 0, keys, hd, rows, 1.0f, p_at, K_BLOCK, g->dout + from, b->ld_q, 1.0f,
+            g->dv + at, b->ld_kv);
+        cpu_gemm(1, 0, keys, hd, rows, 1.0f, dp_at, K_BLOCK, b->q + from, b->ld_q, 1.0f, g->dk + at,
+            b->ld_kv);
+        cpu_gemm(0, 0, rows, hd, keys, 1.0f, dp_at, K_BLOCK, b->k + at, b->ld_kv, 1.0f,
+            g->dq + from, b->ld_q);
     }
-}
-
-static void clear_head(float *x, int seq, int head_dim, size_t ld)
-{
-    for (int t = 0; t < seq; t++)
-        memset(x + (size_t)t * ld, 0, (size_t)head_dim * sizeof(float));
 }
 
 void cpu_attn_bwd(struct device *d, float *dq, float *dk, float *dv, const float *dout,
@@ -255,8 +300,8 @@ void cpu_attn_bwd(struct device *d, float *dq, float *dk, float *dv, const float
         int bi = p / kv_heads, kvh = p % kv_heads;
         struct block head = batch_block(s, q, k, v, first, bi, kvh * group, 0);
         float *dk_at = dk + (head.k - k), *dv_at = dv + (head.v - v);
-        clear_head(dk_at, s->seq, s->head_dim, head.ld_kv);
-        clear_head(dv_at, s->seq, s->head_dim, head.ld_kv);
+        clear_rows(dk_at, s->seq, s->head_dim, head.ld_kv);
+        clear_rows(dv_at, s->seq, s->head_dim, head.ld_kv);
         for (int h = kvh * group; h < (kvh + 1) * group; h++) {
             for (int t0 = 0; t0 < s->seq; t0 += Q_BLOCK) {
                 struct block b = batch_block(s, q, k, v, first, bi, h, t0);
@@ -267,6 +312,75 @@ void cpu_attn_bwd(struct device *d, float *dq, float *dk, float *dv, const float
                     .dout = dout + (b.q - q),
                     .out = out + (b.q - q),
                     .lse = lse + lse_at + (size_t)t0};
+                block_bwd(&b, &g);
+            }
+        }
+    }
+}
+
+/* Queries i … of head h in row bi of the batch, of the chosen ones. */
+static struct block rows_block(const struct attn_shape *s, const float *q, const float *k,
+    const float *v, const struct attn_rows *r, int bi, int h, int i)
+{
+    size_t row = (size_t)bi * (size_t)s->seq;
+    struct block b = block_at(s, q, (size_t)i, k, v, row, h);
+    int left = r->starts[bi + 1] - i;
+    b.first = r->first + i;
+    b.at = r->rows + i;
+    b.base = bi * s->seq;
+    b.rows = left < Q_BLOCK ? left : Q_BLOCK;
+    return b;
+}
+
+void cpu_attn_rows_fwd(struct device *d, float *out, float *lse, const float *q, const float *k,
+    const float *v, const struct attn_rows *r, const struct attn_shape *s)
+{
+    check_shape(s);
+    CHECK(r->starts[s->batch] == r->n);
+    int team = attn_team(d, s, r->n, s->seq), heads = s->heads;
+    int blocks = (s->seq + Q_BLOCK - 1) / Q_BLOCK;
+    int64_t parts = (int64_t)s->batch * heads * blocks;
+#pragma omp parallel for num_threads(team) schedule(dynamic)
+    for (int64_t p = 0; p < parts; p++) {
+        int h = (int)(p / blocks % heads), bi = (int)(p / blocks / heads);
+        int i = r->starts[bi] + (int)(p % blocks) * Q_BLOCK;
+        if (i >= r->starts[bi + 1])
+            continue;
+        struct block b = rows_block(s, q, k, v, r, bi, h, i);
+        block_fwd(&b, out + (b.q - q), b.ld_q, lse + (size_t)h * (size_t)r->n + i);
+    }
+}
+
+size_t cpu_attn_rows_bwd_work(struct device *d, const struct attn_shape *s)
+{
+    return cpu_attn_bwd_work(d, s);
+}
+
+void cpu_attn_rows_bwd(struct device *d, float *dq, float *dk, float *dv, const float *dout,
+    const float *out, const float *lse, const float *q, const float *k, const float *v,
+    const struct attn_rows *r, const struct attn_shape *s, float *work)
+{
+    (void)work;
+    check_shape(s);
+    CHECK(r->starts[s->batch] == r->n);
+    int team = attn_team(d, s, r->n, s->seq);
+    int group = s->heads / s->kv_heads, kv_heads = s->kv_heads;
+#pragma omp parallel for num_threads(team) schedule(dynamic)
+    for (int p = 0; p < s->batch * kv_heads; p++) {
+        int bi = p / kv_heads, kvh = p % kv_heads;
+        struct block head = block_at(s, q, 0, k, v, (size_t)bi * (size_t)s->seq, kvh * group);
+        float *dk_at = dk + (head.k - k), *dv_at = dv + (head.v - v);
+        clear_rows(dk_at, s->seq, s->head_dim, head.ld_kv);
+        clear_rows(dv_at, s->seq, s->head_dim, head.ld_kv);
+        for (int h = kvh * group; h < (kvh + 1) * group; h++) {
+            for (int i = r->starts[bi]; i < r->starts[bi + 1]; i += Q_BLOCK) {
+                struct block b = rows_block(s, q, k, v, r, bi, h, i);
+                struct grads g = {.dq = dq + (b.q - q),
+                    .dk = dk_at,
+                    .dv = dv_at,
+                    .dout = dout + (b.q - q),
+                    .out = out + (b.q - q),
+                    .lse = lse + (size_t)h * (size_t)r->n + i};
                 block_bwd(&b, &g);
             }
         }

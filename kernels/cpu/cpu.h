@@ -54,6 +54,12 @@ void cpu_attn_bwd(struct device *d, float *dq, float *dk, float *dv, const float
     const float *out, const float *lse, const float *q, const float *k, const float *v,
     const int32_t *first, const struct attn_shape *s, float *work);
 size_t cpu_attn_bwd_work(struct device *d, const struct attn_shape *s);
+void cpu_attn_rows_fwd(struct device *d, float *out, float *lse, const float *q, const float *k,
+    const float *v, const struct attn_rows *r, const struct attn_shape *s);
+void cpu_attn_rows_bwd(struct device *d, float *dq, float *dk, float *dv, const float *dout,
+    const float *out, const float *lse, const float *q, const float *k, const float *v,
+    const struct attn_rows *r, const struct attn_shape *s, float *work);
+size_t cpu_attn_rows_bwd_work(struct device *d, const struct attn_shape *s);
 void cpu_attn_cached(struct device *d, float *out, const float *q, const float *cache_k,
     const float *cache_v, const int32_t *slot, const int32_t *pos, const int32_t *first, int n,
     const struct attn_shape *s);
@@ -65,6 +71,10 @@ void cpu_swiglu_bwd(struct device *d, float *dgate, float *dup, const float *dou
 void cpu_carry_fwd(struct device *d, float *carried, const float *h, const float *noise,
     float jitter, const uint64_t *noise_keys, int batch, int seq, int dim);
 void cpu_carry_bwd(struct device *d, float *dh, const float *dcarried, int batch, int seq, int dim);
+void cpu_carry_rows_fwd(struct device *d, float *carried, const float *h, const float *noise,
+    float jitter, const uint64_t *noise_keys, const int32_t *rows, int n, int seq, int dim);
+void cpu_carry_rows_bwd(
+    struct device *d, float *dh, const float *dcarried, const int32_t *rows, int n, int dim);
 void cpu_gate_fwd(struct device *d, float *out, const float *u, const float *g, size_t n);
 void cpu_gate_bwd(struct device *d, float *du, float *dg, const float *dout, const float *u,
     const float *g, size_t n);
@@ -72,8 +82,14 @@ void cpu_select_rows(struct device *d, float *out, const uint8_t *mask, const fl
     const float *b, int n, int dim);
 void cpu_select_rows_bwd(
     struct device *d, float *da, float *db, const float *dout, const uint8_t *mask, int n, int dim);
-void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets, int n,
-    int vocab, float dscale);
+void cpu_gather_rows(
+    struct device *d, void *out, const void *in, const int32_t *rows, int n, size_t row_bytes);
+void cpu_scatter_rows(
+    struct device *d, void *out, const void *in, const int32_t *rows, int n, size_t row_bytes);
+void cpu_scatter_add_rows(
+    struct device *d, float *out, const float *in, const int32_t *rows, int n, int dim);
+void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets,
+    const float *weights, int n, int vocab, float dscale);
 void cpu_add(struct device *d, float *y, const float *x, float alpha, size_t n);
 void cpu_scale(struct device *d, float *y, float alpha, size_t n);
 double cpu_sum_sq(struct device *d, const float *x, size_t n);

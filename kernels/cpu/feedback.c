@@ -6,32 +6,76 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/fast_math.h"
 
+/* How the carried state is disturbed: by given noise, by drawn noise, or (both off) not at all. */
+struct noise {
+    const float *given; /* (B·T, D) */
+    float jitter;
+    const uint64_t *keys; /* (B) */
+    int seq, dim;
+};
+
+static struct noise noise_of(
+    const float *given, float jitter, const uint64_t *keys, int seq, int dim)
+{
+    CHECK(given || !(jitter > 0.0f) || keys);
+    return (struct noise){given, given ? 0.0f : jitter, keys, seq, dim};
+}
+
+/* out (D) = the state of batch row `from` and its noise */
+static void carry_row(float *out, const float *h, const struct noise *x, int from)
+{
+    size_t dim = (size_t)x->dim, at = (size_t)from * dim;
+    memcpy(out, h + at, dim * sizeof(float));
+    if (x->jitter > 0.0f) {
+        uint64_t key = x->keys[from / x->seq], counter = (uint64_t)(from % x->seq) * (uint64_t)dim;
+        for (size_t c = 0; c < dim; c++)
+            out[c] += x->jitter * (2.0f * rng_unitf(key, counter + (uint64_t)c) - 1.0f);
+    } else if (x->given) {
+#pragma omp simd
+        for (size_t c = 0; c < dim; c++)
+            out[c] += x->given[at + c];
+    }
+}
+
 void cpu_carry_fwd(struct device *d, float *carried, const float *h, const float *noise,
     float jitter, const uint64_t *noise_keys, int batch, int seq, int dim)
 {
     int n = batch * seq;
-    int draw = !noise && jitter > 0.0f;
-    CHECK(!draw || noise_keys);
+    struct noise x = noise_of(noise, jitter, noise_keys, seq, dim);
 #pragma omp parallel for num_threads(d->threads)                                                   \
     schedule(static) if ((size_t)n * (size_t)dim > CPU_SMALL)
     for (int i = 0; i < n; i++) {
-        int b = i / seq, t = i % seq;
         float *out = carried + (size_t)i * (size_t)dim;
-        if (t == 0) {
+        if (i % seq == 0)
             memset(out, 0, (size_t)dim * sizeof(float));
-            continue;
-        }
-        size_t from = (size_t)(i - 1) * (size_t)dim;
-        memcpy(out, h + from, (size_t)dim * sizeof(float));
-        if (draw) {
-            uint64_t counter = (uint64_t)(t - 1) * (uint64_t)dim;
-            for (int c = 0; c < dim; c++)
-                out[c] += jitter * (2.0f * rng_unitf(noise_keys[b], counter + (uint64_t)c) - 1.0f);
-        } else if (noise) {
+        else
+            carry_row(out, h, &x, i - 1);
+    }
+}
+
+void cpu_carry_rows_fwd(struct device *d, float *carried, const float *h, const float *noise,
+    float jitter, const uint64_t *noise_keys, const int32_t *rows, int n, int seq, int dim)
+{
+    struct noise x = noise_of(noise, jitter, noise_keys, seq, dim);
+#pragma omp parallel for num_threads(d->threads)                                                   \
+    schedule(static) if ((size_t)n * (size_t)dim > CPU_SMALL)
+    for (int i = 0; i < n; i++) {
+        CHECK(rows[i] % seq != 0);
+        carry_row(carried + (size_t)i * (size_t)dim, h, &x, rows[i] - 1);
+    }
+}
+
+void cpu_carry_rows_bwd(
+    struct device *d, float *dh, const float *dcarried, const int32_t *rows, int n, int dim)
+{
+#pragma omp parallel for num_threads(d->threads)                                                   \
+    schedule(static) if ((size_t)n * (size_t)dim > CPU_SMALL)
+    for (int i = 0; i < n; i++) {
+        float *to = dh + (size_t)(rows[i] - 1) * (size_t)dim;
+        const float *g = dcarried + (size_t)i * (size_t)dim;
 #pragma omp simd
-            for (int c = 0; c < dim; c++)
-                out[c] += noise[from + (size_t)c];
-        }
+        for (int c = 0; c < dim; c++)
+            to[c] += g[c];
     }
 }
 

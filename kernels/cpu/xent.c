@@ -41,11 +41,12 @@ static double exp_sum(float *x, int n, float m, int keep)
     return total;
 }
 
-static float xent_row(float *x, int target, int vocab, float dscale)
+/* Where keep, x becomes dscale · (softmax − onehot). */
+static float xent_row(float *x, int target, int vocab, int keep, float dscale)
 {
     float m = row_max(x, vocab), at_target = x[target];
-    double sum = exp_sum(x, vocab, m, dscale != 0.0f);
-    if (dscale != 0.0f) {
+    double sum = exp_sum(x, vocab, m, keep);
+    if (keep) {
         float f = (float)((double)dscale / sum);
 #pragma omp simd
         for (int j = 0; j < vocab; j++)
@@ -55,8 +56,8 @@ static float xent_row(float *x, int target, int vocab, float dscale)
     return (float)(log(sum) + (double)m - (double)at_target);
 }
 
-void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets, int n,
-    int vocab, float dscale)
+void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets,
+    const float *weights, int n, int vocab, float dscale)
 {
     size_t width = (size_t)vocab;
 #pragma omp parallel for num_threads(d->threads) schedule(static) if ((size_t)n * width > CPU_SMALL)
@@ -64,7 +65,8 @@ void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *tar
         float *row = logits + (size_t)i * width;
         CHECK(targets[i] >= -1 && targets[i] < vocab);
         if (targets[i] >= 0) {
-            losses[i] = xent_row(row, targets[i], vocab, dscale);
+            float w = weights ? dscale * weights[i] : dscale;
+            losses[i] = xent_row(row, targets[i], vocab, dscale != 0.0f, w);
         } else {
             losses[i] = 0.0f;
             if (dscale != 0.0f)

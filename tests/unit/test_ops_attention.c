@@ -385,9 +385,126 @@ static void test_cached_any_order(void **state)
         check_cached_any_order(&large_cases[i]);
 }
 
+/* -- some of the queries, compacted -- */
+
+/* One query in `keep` of each batch row, and none of batch row 1. */
+struct chosen {
+    struct attn_rows r;
+    int32_t *rows, *starts, *first;
+    float *q, *dout, *out, *lse, *dq;
+};
+
+static void chosen_init(struct chosen *c, struct run *r, int keep)
+{
+    int seq = r->s.seq, n = 0;
+    size_t row = (size_t)(r->s.heads * r->s.head_dim), all = (size_t)(r->s.batch * seq);
+    *c = (struct chosen){.rows = mem_array(all, sizeof(int32_t)),
+        .starts = mem_array((size_t)r->s.batch + 1, sizeof(int32_t)),
+        .first = mem_array(all, sizeof(int32_t)),
+        .q = mem_array(r->nq, sizeof(float)),
+        .dout = mem_array(r->nq, sizeof(float)),
+        .out = filled_floats(r->nq, NAN),
+        .lse = filled_floats(r->nlse, NAN),
+        .dq = filled_floats(r->nq, NAN)};
+    for (int i = 0; i < (int)all; i++) {
+        if (i % seq == 0)
+            c->starts[i / seq] = n;
+        if (i / seq == 1 || rng_u64(31, (uint64_t)i) % (uint64_t)keep != 0) {
+            memset(r->dout + (size_t)i * row, 0, row * sizeof(float));
+            memset(r->w.dout + (size_t)i * row, 0, row * sizeof(double));
+            continue;
+        }
+        memcpy(c->q + (size_t)n * row, r->q + (size_t)i * row, row * sizeof(float));
+        memcpy(c->dout + (size_t)n * row, r->dout + (size_t)i * row, row * sizeof(float));
+        c->first[n] = r->first[i];
+        c->rows[n++] = i;
+    }
+    c->starts[r->s.batch] = n;
+    c->r = (struct attn_rows){n, c->rows, c->starts, c->first};
+}
+
+static void chosen_release(struct chosen *c)
+{
+    void *all[] = {c->rows, c->starts, c->first, c->q, c->dout, c->out, c->lse, c->dq};
+    for (size_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+}
+
+static void chosen_run(struct chosen *c, struct run *r, int threads)
+{
+    struct device *d = test_device(threads);
+    float *work = filled_floats(d->ops->attn_rows_bwd_work(d, &r->s) + 1, NAN);
+    d->ops->attn_rows_fwd(d, c->out, c->lse, c->q, r->k, r->v, &c->r, &r->s);
+    d->ops->attn_rows_bwd(
+        d, c->dq, r->dk, r->dv, c->dout, c->out, c->lse, c->q, r->k, r->v, &c->r, &r->s, work);
+    free(work);
+}
+
+/* The chosen rows of the twin's whole output and gradient. */
+static void check_chosen(const struct chosen *c, const struct run *r)
+{
+    size_t row = (size_t)(r->s.heads * r->s.head_dim), n = (size_t)c->r.n;
+    double *out = mem_array(n * row, sizeof *out), *dq = mem_array(n * row, sizeof *dq);
+    double *lse = mem_array(n * (size_t)r->s.heads, sizeof *lse);
+    for (size_t i = 0; i < n; i++) {
+        size_t at = (size_t)c->rows[i], seq = (size_t)r->s.seq, heads = (size_t)r->s.heads;
+        memcpy(out + i * row, r->w.out + at * row, row * sizeof *out);
+        memcpy(dq + i * row, r->w.dq + at * row, row * sizeof *dq);
+        for (size_t h = 0; h < heads; h++)
+            lse[h * n + i] = r->w.lse[(at / seq * heads + h) * seq + at % seq];
+    }
+    assert_near("out of chosen", c->out, out, n * row, 2e-6);
+    assert_near("lse of chosen", c->lse, lse, n * (size_t)r->s.heads, 2e-6);
+    assert_near("dq of chosen", c->dq, dq, n * row, 5e-6);
+    assert_near("dk by chosen", r->dk, r->w.dk, r->nkv, 5e-6);
+    assert_near("dv by chosen", r->dv, r->w.dv, r->nkv, 5e-6);
+    assert_true(n * row == r->nq || isnan(c->out[n * row]));
+    free(out);
+    free(dq);
+    free(lse);
+}
+
+static void check_rows(const struct shape_case *sc, int keep)
+{
+    struct run r;
+    struct chosen c, again;
+    run_init(&r, sc);
+    chosen_init(&c, &r, keep);
+    twin_fwd(&r.w);
+    twin_bwd(&r.w);
+    chosen_run(&c, &r, 2);
+    check_chosen(&c, &r);
+    for (int threads = 1; threads <= 3; threads++) {
+        float *dk = copied_floats(r.dk, r.nkv), *dv = copied_floats(r.dv, r.nkv);
+        chosen_init(&again, &r, keep);
+        chosen_run(&again, &r, threads);
+        assert_same_bits("out", c.out, again.out, r.nq);
+        assert_same_bits("dq", c.dq, again.dq, r.nq);
+        assert_same_bits("dk", dk, r.dk, r.nkv);
+        assert_same_bits("dv", dv, r.dv, r.nkv);
+        chosen_release(&again);
+        free(dk);
+        free(dv);
+    }
+    chosen_release(&c);
+    run_release(&r);
+}
+
+static void test_rows_equal_whole(void **state)
+{
+    (void)state;
+    for (int keep = 1; keep <= 5; keep += 2) {
+        for (size_t i = 0; i < COUNT(small_cases); i++)
+            check_rows(&small_cases[i], keep);
+        for (size_t i = 0; i < COUNT(large_cases); i++)
+            check_rows(&large_cases[i], keep);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_equal_whole),
         cmocka_unit_test(test_matches_twin),
         cmocka_unit_test(test_backward_is_the_derivative),
         cmocka_unit_test(test_large_scores_stay_finite),

@@ -99,11 +99,11 @@ static void check_xent(const struct xent_case *c)
     double *grad = mem_array(all_n, sizeof *grad);
     twin_loss(&w);
     struct device *d = test_device(2);
-    d->ops->xent(d, losses, logits, w.targets, c->n, c->vocab, 0.0f);
+    d->ops->xent(d, losses, logits, w.targets, NULL, c->n, c->vocab, 0.0f);
     assert_near("losses", losses, w.losses, n, 1e-6);
     assert_same_bits("logits without a gradient", logits, kept, all_n);
     float *first = copied_floats(losses, n);
-    d->ops->xent(d, losses, logits, w.targets, c->n, c->vocab, 0.25f);
+    d->ops->xent(d, losses, logits, w.targets, NULL, c->n, c->vocab, 0.25f);
     assert_same_bits("losses with a gradient", losses, first, n);
     twin_grad(&w, grad);
     assert_near("dlogits", logits, grad, all_n, 1e-7);
@@ -114,7 +114,7 @@ static void check_xent(const struct xent_case *c)
     for (int threads = 1; threads <= 3; threads++) {
         struct device *dt = test_device(threads);
         float *again = copied_floats(kept, all_n);
-        dt->ops->xent(dt, losses, again, w.targets, c->n, c->vocab, 0.25f);
+        dt->ops->xent(dt, losses, again, w.targets, NULL, c->n, c->vocab, 0.25f);
         assert_same_bits("dlogits again", logits, again, all_n);
         assert_same_bits("losses again", losses, first, n);
         free(again);
@@ -131,13 +131,39 @@ static void test_xent(void **state)
         check_xent(&cases[i]);
 }
 
+/* A row's weight multiplies its gradient and leaves its loss; a weight of 0 gives zeros. */
+static void test_weights(void **state)
+{
+    (void)state;
+    struct device *d = test_device(2);
+    enum { N = 19, V = 4001 };
+    float *plain = random_floats((size_t)N * V, 8.0f, 1), *weighted = copied_floats(plain, N * V);
+    float losses[N], again[N], weights[N];
+    int32_t targets[N];
+    double *want = mem_array((size_t)N * V, sizeof *want);
+    for (int i = 0; i < N; i++) {
+        weights[i] = 0.5f * (float)(i % 5);
+        targets[i] = i % 6 == 5 ? -1 : i * 200;
+    }
+    d->ops->xent(d, losses, plain, targets, NULL, N, V, 0.25f);
+    d->ops->xent(d, again, weighted, targets, weights, N, V, 0.25f);
+    assert_same_bits("losses", again, losses, N);
+    for (size_t i = 0; i < (size_t)N * V; i++)
+        want[i] = (double)plain[i] * (double)weights[i / V];
+    assert_near("weighted dlogits", weighted, want, (size_t)N * V, 1e-7);
+    assert_true(weighted[0] == 0.0f && weighted[(size_t)5 * V] == 0.0f);
+    free(plain);
+    free(weighted);
+    free(want);
+}
+
 static void test_extremes(void **state)
 {
     (void)state;
     struct device *d = test_device(1);
     float losses[3], logits[9] = {1e4f, -1e4f, 0, -1e30f, 1e30f, 0, 1, NAN, 2};
     const int32_t targets[] = {1, 1, 0};
-    d->ops->xent(d, losses, logits, targets, 3, 3, 1.0f);
+    d->ops->xent(d, losses, logits, targets, NULL, 3, 3, 1.0f);
     assert_true(losses[0] == 2e4f && losses[1] == 0.0f);
     assert_true(isnan(losses[2])); /* a NaN must not be hidden */
     assert_true(logits[0] == 1.0f && logits[1] == -1.0f && logits[2] == 0.0f);
@@ -148,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exp),
         cmocka_unit_test(test_xent),
+        cmocka_unit_test(test_weights),
         cmocka_unit_test(test_extremes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
