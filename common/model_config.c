@@ -14,6 +14,7 @@
 #define MAX_HEADS    1024
 #define MAX_HEAD_DIM 1024
 #define MAX_FFN      (1 << 20)
+#define MAX_WINDOW   (1 << 24)
 #define MAX_PARAMS   ((int64_t)1 << 40)
 
 /* The integer sizes: our key, the name in config.json, place, largest value. */
@@ -33,23 +34,37 @@ static const struct size_field sizes[] = {
 };
 
 /* The switches, which config.json holds under "fullband". */
+enum flag_kind { FLAG_MUST, FLAG_MAY, FLAG_BY_TYPE /* model_type says it */ };
 struct flag_field {
     const char *json;
     size_t offset;
+    enum flag_kind kind;
 };
 static const struct flag_field flags[] = {
-    {"feedback", offsetof(struct model_config, feedback)},
-    {"in_norm", offsetof(struct model_config, in_norm)},
-    {"gate_norm", offsetof(struct model_config, gate_norm)},
-    {"out_norm", offsetof(struct model_config, out_norm)},
-    {"doc_mask", offsetof(struct model_config, doc_mask)},
+    {"feedback", offsetof(struct model_config, feedback), FLAG_MUST},
+    {"in_norm", offsetof(struct model_config, in_norm), FLAG_MUST},
+    {"gate_norm", offsetof(struct model_config, gate_norm), FLAG_MUST},
+    {"out_norm", offsetof(struct model_config, out_norm), FLAG_MUST},
+    {"doc_mask", offsetof(struct model_config, doc_mask), FLAG_MUST},
+    {"attn_gate", offsetof(struct model_config, attn_gate), FLAG_MAY},
+    {"qk_norm", offsetof(struct model_config, qk_norm), FLAG_BY_TYPE},
 };
 
-/* What config.json must say for us to compute what it means. */
-struct fixed_field {
-    const char *json, *value;
+/* Whole numbers under "fullband", 0 where absent. */
+struct extra_field {
+    const char *json;
+    size_t offset;
+    int max;
 };
-static const struct fixed_field fixed[] = {{"model_type", "llama"}, {"hidden_act", "silu"}};
+static const struct extra_field extras[] = {
+    {"window", offsetof(struct model_config, window), MAX_WINDOW},
+    {"full_every", offsetof(struct model_config, full_every), MAX_LAYERS},
+};
+
+/* The two architectures whose names our tensors have; they differ in QK-norm. */
+static const struct {
+    const char *type, *architecture;
+} types[] = {{"llama", "LlamaForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}}; /* by qk_norm */
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -76,6 +91,12 @@ int model_config_check(const struct model_config *c, struct err *e)
         if (v != 0 && v != 1)
             return err_set(e, ERR_INPUT, "model.%s: %d is neither 0 nor 1", flags[i].json, v);
     }
+    for (size_t i = 0; i < COUNT(extras); i++) {
+        int v = get_int(c, extras[i].offset);
+        if (v < 0 || v > extras[i].max)
+            return err_set(e, ERR_INPUT, "model.%s: %d is out of range, 0 to %d", extras[i].json, v,
+                extras[i].max);
+    }
     if (c->heads % c->kv_heads)
         return err_set(e, ERR_INPUT, "model.heads: %d is not a multiple of model.kv_heads (%d)",
             c->heads, c->kv_heads);
@@ -98,12 +119,30 @@ int model_config_check(const struct model_config *c, struct err *e)
     return 0;
 }
 
+int model_config_window(const struct model_config *c, int layer)
+{
+    return c->full_every && (layer + 1) % c->full_every == 0 ? 0 : c->window;
+}
+
 int64_t model_config_params(const struct model_config *c)
 {
     int64_t d = c->dim, f = c->ffn;
     int64_t q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
     int64_t layer = d * (2 * q + 2 * kv) + 3 * d * f + 2 * d;
+    layer += (c->qk_norm ? 2 * c->head_dim : 0) + (c->attn_gate ? q * d : 0);
     return c->vocab * d + c->layers * layer + d + (c->feedback ? 2 * d * d : 0);
+}
+
+/* How Qwen3 says what a window is. */
+static void add_qwen3(const struct model_config *c, json_t *j)
+{
+    json_t *kinds = json_array();
+    for (int l = 0; l < c->layers; l++)
+        json_array_append_new(
+            kinds, json_string(model_config_window(c, l) ? "sliding_attention" : "full_attention"));
+    json_object_set_new(j, "layer_types", kinds);
+    json_object_set_new(j, "use_sliding_window", json_boolean(c->window));
+    json_object_set_new(j, "sliding_window", c->window ? json_integer(c->window) : json_null());
 }
 
 json_t *model_config_to_json(const struct model_config *c)
@@ -111,12 +150,17 @@ json_t *model_config_to_json(const struct model_config *c)
     json_t *own = json_pack(
         "{s:i, s:f}", "version", 1, "residual_scale", number_from_float(c->residual_scale));
     for (size_t i = 0; i < COUNT(flags); i++)
-        json_object_set_new(own, flags[i].json, json_boolean(get_int(c, flags[i].offset)));
+        if (flags[i].kind != FLAG_BY_TYPE)
+            json_object_set_new(own, flags[i].json, json_boolean(get_int(c, flags[i].offset)));
+    for (size_t i = 0; i < COUNT(extras); i++)
+        json_object_set_new(own, extras[i].json, json_integer(get_int(c, extras[i].offset)));
     json_t *j = json_pack("{s:[s], s:s, s:s, s:s, s:b, s:b, s:b, s:f, s:f, s:f, s:o}",
-        "architectures", "LlamaForCausalLM", "model_type", "llama", "hidden_act", "silu",
-        "torch_dtype", "float32", "tie_word_embeddings", 1, "attention_bias", 0, "mlp_bias", 0,
-        "attention_dropout", 0.0, "rms_norm_eps", number_from_float(c->norm_eps), "rope_theta",
-        c->rope_theta, "fullband", own);
+        "architectures", types[c->qk_norm].architecture, "model_type", types[c->qk_norm].type,
+        "hidden_act", "silu", "torch_dtype", "float32", "tie_word_embeddings", 1, "attention_bias",
+        0, "mlp_bias", 0, "attention_dropout", 0.0, "rms_norm_eps", number_from_float(c->norm_eps),
+        "rope_theta", c->rope_theta, "fullband", own);
+    if (c->qk_norm)
+        add_qwen3(c, j);
     for (size_t i = 0; i < COUNT(sizes); i++)
         json_object_set_new(j, sizes[i].json, json_integer(get_int(c, sizes[i].offset)));
     return j;
@@ -167,7 +211,9 @@ static int read_flags(const json_t *own, struct model_config *c, struct err *e)
 {
     for (size_t i = 0; i < COUNT(flags); i++) {
         const json_t *v = json_object_get(own, flags[i].json);
-        if (own && !json_is_boolean(v))
+        if (flags[i].kind == FLAG_BY_TYPE)
+            continue;
+        if (own && !json_is_boolean(v) && (v || flags[i].kind == FLAG_MUST))
             return err_set(e, ERR_INPUT, "fullband.%s: %s, wanted true or false", flags[i].json,
                 v ? "not a boolean" : "missing");
         *int_at(c, flags[i].offset) = json_is_true(v);
@@ -175,15 +221,41 @@ static int read_flags(const json_t *own, struct model_config *c, struct err *e)
     return 0;
 }
 
-/* Refuses what this model does not compute: another architecture, biases, an untied readout. */
+static int read_extras(const json_t *own, struct model_config *c, struct err *e)
+{
+    for (size_t i = 0; i < COUNT(extras); i++) {
+        const json_t *v = json_object_get(own, extras[i].json);
+        json_int_t n = json_integer_value(v);
+        if (v && (!json_is_integer(v) || n < 0 || n > extras[i].max))
+            return err_set(e, ERR_INPUT, "fullband.%s: wanted an integer, 0 to %d", extras[i].json,
+                extras[i].max);
+        *int_at(c, extras[i].offset) = (int)n;
+    }
+    return 0;
+}
+
+static int read_type(const json_t *j, struct model_config *c, struct err *e)
+{
+    const char *type = json_string_value(json_object_get(j, "model_type"));
+    for (size_t i = 0; type && i < COUNT(types); i++)
+        if (strcmp(type, types[i].type) == 0) {
+            c->qk_norm = (int)i;
+            return 0;
+        }
+    return err_set(e, ERR_UNSUPPORTED, "model_type: %s, wanted \"%s\" or \"%s\"",
+        type ? type : "missing", types[0].type, types[1].type);
+}
+
+/* Refuses what this model does not compute: another activation, biases, an untied readout. */
 static int read_fixed(const json_t *j, struct err *e)
 {
-    for (size_t i = 0; i < COUNT(fixed); i++) {
-        const char *v = json_string_value(json_object_get(j, fixed[i].json));
-        if (!v || strcmp(v, fixed[i].value) != 0)
-            return err_set(e, ERR_UNSUPPORTED, "%s: %s, wanted \"%s\"", fixed[i].json,
-                v ? v : "missing", fixed[i].value);
-    }
+    const char *act = json_string_value(json_object_get(j, "hidden_act"));
+    if (!act || strcmp(act, "silu") != 0)
+        return err_set(
+            e, ERR_UNSUPPORTED, "hidden_act: %s, wanted \"silu\"", act ? act : "missing");
+    if (json_is_true(json_object_get(j, "use_sliding_window")) && !json_object_get(j, "fullband"))
+        return err_set(e, ERR_UNSUPPORTED,
+            "use_sliding_window: true, wanted false; a window of ours is fullband.window");
     if (!json_is_true(json_object_get(j, "tie_word_embeddings")))
         return err_set(
             e, ERR_UNSUPPORTED, "tie_word_embeddings: not true; the readout is tied here");
@@ -209,11 +281,15 @@ int model_config_from_json(const json_t *j, struct model_config *c, struct err *
     if (own && !json_is_object(own))
         return err_set(e, ERR_INPUT, "fullband: not an object");
     double version = 1, eps = 0, scale = 1;
-    int rc = read_fixed(j, e);
+    int rc = read_type(j, c, e);
+    if (rc == 0)
+        rc = read_fixed(j, e);
     if (rc == 0)
         rc = read_sizes(j, c, e);
     if (rc == 0)
         rc = read_flags(own, c, e);
+    if (rc == 0)
+        rc = read_extras(own, c, e);
     if (rc == 0)
         rc = read_number(own, "version", 1, &version, e);
     if (rc == 0 && version != 1)

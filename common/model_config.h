@@ -25,7 +25,14 @@ struct model_config {
     int feedback;                     /* 1: has feedback.w_u, feedback.w_g (D, D) */
     int in_norm, gate_norm, out_norm; /* weightless RMS norms of the fusion, 0 or 1 */
     int doc_mask;                     /* 1: attention and positions stay inside a document */
+    int qk_norm;                      /* 1: RMS norm with weight (hd) of each query and key head */
+    int attn_gate; /* 1: the heads' output times σ(W a), a the block's normalised input */
+    int window;    /* > 0: a query sees itself and the window − 1 positions before it */
+    int full_every; /* with a window: layers full_every − 1, 2 full_every − 1 … see all; 0: none */
 };
+
+/* The window of a layer; 0 where it sees everything. */
+int model_config_window(const struct model_config *c, int layer);
 
 /* Checks sizes and options against each other; the error names the key (`model.heads`). */
 int model_config_check(const struct model_config *c, struct err *e);
@@ -34,7 +41,7 @@ int model_config_check(const struct model_config *c, struct err *e);
 int64_t model_config_params(const struct model_config *c);
 
 /*
- * To and from the `config.json` of a checkpoint: the usual Llama keys
+ * To and from the `config.json` of a checkpoint: the usual Llama keys, with QK-norm Qwen3's,
  * (hidden_size, num_hidden_layers, …, architectures, torch_dtype) beside ours under "fullband".
  * The returned object is the caller's.
  */

@@ -8,6 +8,8 @@
 #include "common/mem.h"
 #include "kernels/model_internal.h"
 
+#define HOST_INTS 7 /* arrays of integers of a call's rows */
+
 struct decoder {
     struct model *m;
     struct device *d;
@@ -23,11 +25,13 @@ struct decoder {
     struct pass_acts pass;
     struct input_acts in;
     float *norm, *act, *picked, *logits;
+    float *gated;                                         /* (max_rows, Q) with attn_gate */
     int32_t *tokens, *slot, *pos, *first, *turn, *gather; /* (max_rows) */
+    int32_t *first_window;                                /* first inside the window too */
 
     int *filled; /* host (slots): positions below it hold this sequence */
     int *last;   /* host (slots): last position of the rows being checked, −1 none */
-    int32_t *host[6];
+    int32_t *host[HOST_INTS];
     uint8_t *host_mask;
     struct decode_row *prefill_rows; /* host (max_rows) */
 };
@@ -61,11 +65,14 @@ static size_t decoder_layout(struct decoder *dec)
     float **thin[] = {&p->rstd, &p->rstd_prod, &dec->in.rstd_in, &dec->in.rstd_gate};
     for (size_t i = 0; i < sizeof thin / sizeof *thin; i++)
         *thin[i] = arena_floats(&a, n, 1);
-    int32_t **ints[] = {&dec->tokens, &dec->slot, &dec->pos, &dec->first, &dec->turn, &dec->gather};
+    int32_t **ints[] = {&dec->tokens, &dec->slot, &dec->pos, &dec->first, &dec->turn, &dec->gather,
+        &dec->first_window};
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
         *ints[i] = arena_ints(&a, n);
     p->mask = arena_bytes(&a, n);
     dec->act = arena_floats(&a, n, (size_t)c->ffn);
+    if (c->attn_gate)
+        dec->gated = arena_floats(&a, n, (size_t)c->heads * (size_t)c->head_dim);
     dec->logits = arena_floats(&a, (size_t)dec->chunk, (size_t)c->vocab);
     return a.used;
 }
@@ -77,7 +84,7 @@ static void host_new(struct decoder *dec)
     dec->last = mem_array(slots, sizeof *dec->last);
     dec->cache_k = mem_array((size_t)dec->m->c.layers, sizeof *dec->cache_k);
     dec->cache_v = mem_array((size_t)dec->m->c.layers, sizeof *dec->cache_v);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < HOST_INTS; i++)
         dec->host[i] = mem_array(n, sizeof *dec->host[i]);
     dec->host_mask = mem_array(n, 1);
     dec->prefill_rows = mem_array(n, sizeof *dec->prefill_rows);
@@ -101,7 +108,8 @@ int decoder_new(
     struct model *m, int slots, int capacity, int max_rows, struct decoder **out, struct err *e)
 {
     *out = NULL;
-    if (slots < 1 || capacity < 1 || max_rows < 1 || slots > INT_MAX / capacity)
+    if (slots < 1 || capacity < 1 || max_rows < 1 || slots > INT_MAX / capacity ||
+        max_rows > INT_MAX / m->c.heads)
         return err_set(e, ERR_INPUT,
             "decoder of %d slots of %d tokens, %d rows: right is 1 or more "
             "of each, and slots times tokens at most %d",
@@ -134,7 +142,7 @@ void decoder_free(struct decoder **pdec)
         return;
     if (dec->memory)
         dec->d->ops->free(dec->d, dec->memory);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < HOST_INTS; i++)
         free(dec->host[i]);
     free(dec->host_mask);
     free(dec->prefill_rows);
@@ -210,7 +218,8 @@ static int check_rows(struct decoder *dec, const struct decode_row *rows, int n,
 static int upload_rows(struct decoder *dec, const struct decode_row *rows, int n)
 {
     const struct device_ops *o = dec->d->ops;
-    int32_t *device[] = {dec->tokens, dec->slot, dec->pos, dec->first, dec->turn, dec->gather};
+    int32_t *device[] = {
+        dec->tokens, dec->slot, dec->pos, dec->first, dec->turn, dec->gather, dec->first_window};
     int fused = 0;
     for (int i = 0; i < n; i++) {
         const struct decode_row *r = &rows[i];
@@ -221,10 +230,12 @@ static int upload_rows(struct decoder *dec, const struct decode_row *rows, int n
         dec->host[3][i] = r->first;
         dec->host[4][i] = dec->m->c.doc_mask ? r->pos - r->first : r->pos;
         dec->host[5][i] = r->slot * dec->capacity + before;
+        int edge = r->pos - dec->m->c.window + 1;
+        dec->host[6][i] = edge > r->first ? edge : r->first;
         dec->host_mask[i] = (uint8_t)r->fused;
         fused += r->fused;
     }
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < HOST_INTS; i++)
         o->upload(dec->d, device[i], dec->host[i], (size_t)n * sizeof(int32_t));
     if (fused)
         o->upload(dec->d, dec->pass.mask, dec->host_mask, (size_t)n);
@@ -258,8 +269,8 @@ static void run_rows(struct decoder *dec, const struct decode_row *rows, int n, 
     struct model *m = dec->m;
     const struct model_config *c = &m->c;
     const struct device_ops *o = dec->d->ops;
-    struct block_run r = {
-        dec->d, c, &m->w, n, dec->turn, dec->cos_table, dec->sin_table, dec->norm, dec->act};
+    struct block_run r = {dec->d, c, &m->w, n, dec->turn, dec->cos_table, dec->sin_table, dec->norm,
+        dec->act, dec->gated};
     struct attn_shape shape = {dec->slots, dec->capacity, c->heads, c->kv_heads, c->head_dim};
     struct layer_acts *a = &dec->layer;
     struct pass_acts *p = &dec->pass;
@@ -279,7 +290,7 @@ static void run_rows(struct decoder *dec, const struct decode_row *rows, int n, 
         o->cache_put(
             dec->d, dec->cache_k[l], dec->cache_v[l], a->k, a->v, dec->slot, dec->pos, n, &shape);
         o->attn_cached(dec->d, a->att, a->q, dec->cache_k[l], dec->cache_v[l], dec->slot, dec->pos,
-            dec->first, n, &shape);
+            model_config_window(c, l) ? dec->first_window : dec->first, n, &shape);
         block_finish(&r, l, a, a->x0);
     }
     o->rmsnorm_fwd(dec->d, p->h, p->rstd, a->x0, m->w.norm, n, c->dim, c->norm_eps);

@@ -8,11 +8,15 @@
 #include "common/mem.h"
 #include "kernels/model_internal.h"
 
-static int limits_check(const struct model_limits *lim, struct err *e)
+static int limits_check(const struct model_config *c, const struct model_limits *lim, struct err *e)
 {
     if (lim->batch < 1 || lim->seq < 1 || lim->batch > INT_MAX / lim->seq)
         return err_set(e, ERR_INPUT, "micro-batch of %d rows of %d tokens: right is 1 to %d tokens",
             lim->batch, lim->seq, INT_MAX);
+    if (c->qk_norm && lim->batch * lim->seq > INT_MAX / c->heads)
+        return err_set(e, ERR_INPUT,
+            "micro-batch of %d rows of %d tokens and %d heads: right is at most %d rows of heads",
+            lim->batch, lim->seq, c->heads, INT_MAX);
     if (lim->passes < 1)
         return err_set(e, ERR_INPUT, "%d passes: right is 1 or more", lim->passes);
     return 0;
@@ -22,7 +26,9 @@ int model_shell_new(struct device *d, const struct model_config *c, const struct
     struct model **out, struct err *e)
 {
     *out = NULL;
-    int rc = limits_check(lim, e);
+    int rc = model_config_check(c, e);
+    if (rc == 0)
+        rc = limits_check(c, lim, e);
     if (rc < 0)
         return rc;
     struct model *m = mem_array(1, sizeof *m);
@@ -83,6 +89,7 @@ int model_new(struct device *d, const struct model_config *c, const struct model
            table = (size_t)lim->seq * (size_t)c->head_dim / 2;
     m->host_positions = mem_array(n, sizeof *m->host_positions);
     m->host_first = mem_array(n, sizeof *m->host_first);
+    m->host_window = mem_array(n, sizeof *m->host_window);
     float *tables = mem_array(2 * table, sizeof *tables);
     rope_table(tables, tables + table, lim->seq, c->head_dim, c->rope_theta);
     d->ops->upload(d, m->cos_table, tables, table * sizeof *tables);
@@ -110,6 +117,7 @@ void model_free(struct model **pm)
     free(m->g.layers);
     free(m->host_positions);
     free(m->host_first);
+    free(m->host_window);
     weight_table_release(&m->table);
     free(m);
     *pm = NULL;
@@ -201,6 +209,11 @@ struct attn_shape model_attn_shape(const struct model *m, const struct model_bat
     return (struct attn_shape){b->batch, b->seq, m->c.heads, m->c.kv_heads, m->c.head_dim};
 }
 
+const int32_t *model_first(const struct model *m, int layer)
+{
+    return model_config_window(&m->c, layer) ? m->first_window : m->first;
+}
+
 /* Position and first visible position of every token. */
 static void place_tokens(struct model *m, const struct model_batch *b)
 {
@@ -209,7 +222,9 @@ static void place_tokens(struct model *m, const struct model_batch *b)
         for (int t = 0, start = 0; t < b->seq; t++) {
             if (m->c.doc_mask && b->doc_starts[row + (size_t)t])
                 start = t;
+            int edge = t - m->c.window + 1; /* non-decreasing, as start is */
             m->host_first[row + (size_t)t] = start;
+            m->host_window[row + (size_t)t] = edge > start ? edge : start;
             m->host_positions[row + (size_t)t] = t - start;
         }
     }
@@ -229,4 +244,6 @@ void model_batch_upload(struct model *m, const struct model_batch *b)
         o->zero(m->d, m->targets, bytes);
     o->upload(m->d, m->positions, m->host_positions, bytes);
     o->upload(m->d, m->first, m->host_first, bytes);
+    if (m->c.window)
+        o->upload(m->d, m->first_window, m->host_window, bytes);
 }

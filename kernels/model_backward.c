@@ -39,6 +39,23 @@ static void mlp_backward(struct model *m, int n, int layer, const struct layer_a
         s->norm_work);
 }
 
+/* s.dx through o_proj and the gate: dL/d(att) into s.datt, the gate's into s.gated. */
+static void output_backward(struct model *m, int n, int layer, const struct layer_acts *a)
+{
+    const struct model_config *c = &m->c;
+    const struct device_ops *o = m->d->ops;
+    struct scratch *s = &m->s;
+    int q = c->heads * c->head_dim;
+    size_t all = (size_t)n * (size_t)q;
+    const float *att = c->attn_gate ? s->gated : a->att;
+    if (c->attn_gate)
+        o->gate_fwd(m->d, s->gated, a->att, a->att_gate, all);
+    linear_dw(m->d, m->g.layers[layer].o, s->dx, att, n, c->dim, q, c->residual_scale);
+    linear_dx(m->d, s->datt, s->dx, m->w.layers[layer].o, n, c->dim, q, c->residual_scale, 0);
+    if (c->attn_gate)
+        o->gate_bwd(m->d, s->datt, s->gated, s->datt, a->att, a->att_gate, all);
+}
+
 /* The attention half: s.dx holds dL/d(x1), then dL/d(x0). */
 static void attn_backward(
     struct model *m, const struct attn_shape *shape, int n, int layer, const struct layer_acts *a)
@@ -50,18 +67,27 @@ static void attn_backward(
     struct device *d = m->d;
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     o->rmsnorm_fwd(d, s->norm, a->rstd1, a->x0, w->input_norm, n, c->dim, c->norm_eps);
-    linear_dw(d, g->o, s->dx, a->att, n, c->dim, q, c->residual_scale);
-    linear_dx(d, s->datt, s->dx, w->o, n, c->dim, q, c->residual_scale, 0);
-    o->attn_bwd(d, s->dq, s->dk, s->dv, s->datt, a->att, a->lse, a->q, a->k, a->v, m->first, shape,
-        s->attn_work);
+    output_backward(m, n, layer, a);
+    o->attn_bwd(d, s->dq, s->dk, s->dv, s->datt, a->att, a->lse, a->q, a->k, a->v,
+        model_first(m, layer), shape, s->attn_work);
     o->rope(d, s->dq, m->positions, m->cos_table, m->sin_table, n, c->heads, c->head_dim, 1);
     o->rope(d, s->dk, m->positions, m->cos_table, m->sin_table, n, c->kv_heads, c->head_dim, 1);
+    if (c->qk_norm) {
+        o->rmsnorm_bwd(d, s->dq, 0, g->q_norm, s->dq, a->q_raw, w->q_norm, a->rstd_q, n * c->heads,
+            c->head_dim, s->norm_work);
+        o->rmsnorm_bwd(d, s->dk, 0, g->k_norm, s->dk, a->k_raw, w->k_norm, a->rstd_k,
+            n * c->kv_heads, c->head_dim, s->norm_work);
+    }
     linear_dw(d, g->q, s->dq, s->norm, n, q, c->dim, 1);
     linear_dw(d, g->k, s->dk, s->norm, n, kv, c->dim, 1);
     linear_dw(d, g->v, s->dv, s->norm, n, kv, c->dim, 1);
     linear_dx(d, s->dnorm, s->dq, w->q, n, q, c->dim, 1, 0);
     linear_dx(d, s->dnorm, s->dk, w->k, n, kv, c->dim, 1, 1);
     linear_dx(d, s->dnorm, s->dv, w->v, n, kv, c->dim, 1, 1);
+    if (c->attn_gate) {
+        linear_dw(d, g->attn_gate, s->gated, s->norm, n, q, c->dim, 1);
+        linear_dx(d, s->dnorm, s->gated, w->attn_gate, n, q, c->dim, 1, 1);
+    }
     o->rmsnorm_bwd(d, s->dx, 1, g->input_norm, s->dnorm, a->x0, w->input_norm, a->rstd1, n, c->dim,
         s->norm_work);
 }

@@ -23,9 +23,17 @@ void block_qkv(const struct block_run *r, int layer, struct layer_acts *a)
     const struct device_ops *o = r->d->ops;
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     o->rmsnorm_fwd(r->d, r->norm, a->rstd1, a->x0, w->input_norm, r->n, c->dim, c->norm_eps);
-    linear(r->d, a->q, r->norm, w->q, r->n, q, c->dim, 1, 0);
-    linear(r->d, a->k, r->norm, w->k, r->n, kv, c->dim, 1, 0);
+    linear(r->d, c->qk_norm ? a->q_raw : a->q, r->norm, w->q, r->n, q, c->dim, 1, 0);
+    linear(r->d, c->qk_norm ? a->k_raw : a->k, r->norm, w->k, r->n, kv, c->dim, 1, 0);
     linear(r->d, a->v, r->norm, w->v, r->n, kv, c->dim, 1, 0);
+    if (c->attn_gate)
+        linear(r->d, a->att_gate, r->norm, w->attn_gate, r->n, q, c->dim, 1, 0);
+    if (c->qk_norm) {
+        o->rmsnorm_fwd(
+            r->d, a->q, a->rstd_q, a->q_raw, w->q_norm, r->n * c->heads, c->head_dim, c->norm_eps);
+        o->rmsnorm_fwd(r->d, a->k, a->rstd_k, a->k_raw, w->k_norm, r->n * c->kv_heads, c->head_dim,
+            c->norm_eps);
+    }
     o->rope(r->d, a->q, r->positions, r->cos_table, r->sin_table, r->n, c->heads, c->head_dim, 0);
     o->rope(
         r->d, a->k, r->positions, r->cos_table, r->sin_table, r->n, c->kv_heads, c->head_dim, 0);
@@ -37,8 +45,12 @@ void block_finish(const struct block_run *r, int layer, struct layer_acts *a, fl
     const struct layer_tensors *w = &r->w->layers[layer];
     const struct device_ops *o = r->d->ops;
     size_t n = (size_t)r->n;
+    int q = c->heads * c->head_dim;
+    const float *att = c->attn_gate ? r->gated : a->att;
+    if (c->attn_gate)
+        o->gate_fwd(r->d, r->gated, a->att, a->att_gate, n * (size_t)q);
     o->copy(r->d, a->x1, a->x0, dim_bytes(r));
-    linear(r->d, a->x1, a->att, w->o, r->n, c->dim, c->heads * c->head_dim, c->residual_scale, 1);
+    linear(r->d, a->x1, att, w->o, r->n, c->dim, q, c->residual_scale, 1);
     o->rmsnorm_fwd(r->d, r->norm, a->rstd2, a->x1, w->post_norm, r->n, c->dim, c->norm_eps);
     linear(r->d, a->gate, r->norm, w->gate, r->n, c->ffn, c->dim, 1, 0);
     linear(r->d, a->up, r->norm, w->up, r->n, c->ffn, c->dim, 1, 0);
@@ -97,6 +109,7 @@ struct block_run model_block_run(struct model *m, int n)
         .sin_table = m->sin_table,
         .norm = m->s.norm,
         .act = m->s.act,
+        .gated = m->s.gated,
     };
 }
 
@@ -133,7 +146,7 @@ void model_pass_forward(struct model *m, const struct model_batch *b, int k,
     for (int l = 0; l < m->c.layers; l++) {
         struct layer_acts *a = &p->layers[l];
         block_qkv(&r, l, a);
-        o->attn_fwd(m->d, a->att, a->lse, a->q, a->k, a->v, m->first, &shape);
+        o->attn_fwd(m->d, a->att, a->lse, a->q, a->k, a->v, model_first(m, l), &shape);
         block_finish(&r, l, a, l + 1 < m->c.layers ? p->layers[l + 1].x0 : p->x_out);
     }
     o->rmsnorm_fwd(m->d, p->h, p->rstd, p->x_out, m->w.norm, r.n, m->c.dim, m->c.norm_eps);

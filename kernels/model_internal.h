@@ -19,9 +19,9 @@ float *arena_floats(struct arena *a, size_t rows, size_t columns);
 int32_t *arena_ints(struct arena *a, size_t count);
 uint8_t *arena_bytes(struct arena *a, size_t count);
 
-/* The tensors of one layer, of the weights or of the gradients. */
+/* The tensors of one layer, of the weights or of the gradients; NULL where there is none. */
 struct layer_tensors {
-    float *input_norm, *q, *k, *v, *o, *post_norm, *gate, *up, *down;
+    float *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *attn_gate, *post_norm, *gate, *up, *down;
 };
 struct tensors {
     float *embed, *norm, *w_u, *w_g; /* w_u, w_g NULL without feedback */
@@ -33,13 +33,16 @@ struct tensors {
  * not kept: they cost one elementwise sweep to make again.
  */
 struct layer_acts {
-    float *x0;        /* (N, D) the block's input */
-    float *rstd1;     /* (N) of its first norm */
-    float *q, *k, *v; /* (N, Q), (N, KV), (N, KV), rotated */
-    float *att, *lse; /* (N, Q), (B, heads, T) */
-    float *x1;        /* (N, D) after attention */
-    float *rstd2;     /* (N) */
-    float *gate, *up; /* (N, F) */
+    float *x0;              /* (N, D) the block's input */
+    float *rstd1;           /* (N) of its first norm */
+    float *q, *k, *v;       /* (N, Q), (N, KV), (N, KV), rotated */
+    float *q_raw, *k_raw;   /* with QK-norm (N, Q), (N, KV): before it */
+    float *rstd_q, *rstd_k; /*   (N · heads), (N · kv_heads) */
+    float *att, *lse;       /* (N, Q), (B, heads, T) */
+    float *att_gate;        /* with the gate (N, Q): before σ */
+    float *x1;              /* (N, D) after attention */
+    float *rstd2;           /* (N) */
+    float *gate, *up;       /* (N, F) */
 };
 
 struct pass_acts {
@@ -60,13 +63,14 @@ struct input_acts {
 
 /* Scratch. Members of one union never live at the same time, and overlap in memory. */
 struct scratch {
-    float *norm;                /* (N, D) a block's normalised input */
-    float *losses;              /* (N) */
-    float *dx, *dh, *dnorm;     /* (N, D) of the residual, of h, of a normalised input */
-    float *dplain, *dg;         /* (N, D) of the plain input and of g, summed over passes */
-    float *norm_work;           /* rmsnorm_bwd */
-    float *act, *dgate, *dup;   /* union: (N, F) */
-    float *datt, *dq, *dk, *dv; /* union: (N, Q), (N, Q), (N, KV), (N, KV) */
+    float *norm;              /* (N, D) a block's normalised input */
+    float *losses;            /* (N) */
+    float *dx, *dh, *dnorm;   /* (N, D) of the residual, of h, of a normalised input */
+    float *dplain, *dg;       /* (N, D) of the plain input and of g, summed over passes */
+    float *norm_work;         /* rmsnorm_bwd */
+    float *act, *dgate, *dup; /* union: (N, F) */
+    float *gated; /* union: (N, Q) the gated output of attention, then the gate's gradient */
+    float *datt, *dq, *dk, *dv; /*   with it: (N, Q), (N, Q), (N, KV), (N, KV) */
     float *attn_work;           /*   with them: attn_bwd */
     float *du, *dg_pass;        /* union: (N, D); du becomes the gradient of carried's product */
     float *dcarried;            /*   with them: (N, D) */
@@ -93,11 +97,12 @@ struct model {
     struct pass_acts *passes; /* host: lim.passes of them, one without training */
     struct input_acts in;
     struct scratch s;
-    float *cos_table, *sin_table;         /* (lim.seq, hd/2) */
-    int32_t *tokens, *targets;            /* (N) */
-    int32_t *positions, *first;           /* (N) of the row's document where doc_mask */
-    int chunk;                            /* rows of logits at a time */
-    int32_t *host_positions, *host_first; /* host: (N) */
+    float *cos_table, *sin_table; /* (lim.seq, hd/2) */
+    int32_t *tokens, *targets;    /* (N) */
+    int32_t *positions, *first;   /* (N) of the row's document where doc_mask */
+    int32_t *first_window;        /* (N) inside the window too; first without windows */
+    int chunk;                    /* rows of logits at a time */
+    int32_t *host_positions, *host_first, *host_window; /* host: (N) */
 };
 
 /* Most bytes that a chunk of logits may take; rows of such a chunk, at most max_rows. */
@@ -124,6 +129,7 @@ struct block_run {
     const int32_t *positions; /* (n) */
     const float *cos_table, *sin_table;
     float *norm, *act; /* scratch (n, D), (n, F) */
+    float *gated;      /* scratch (n, Q), with attn_gate; may overlap act */
 };
 /* y (n, out) = alpha · x (n, in) wᵀ + beta · y */
 void linear(struct device *d, float *y, const float *x, const float *w, int n, int out, int in,
@@ -148,6 +154,8 @@ void fused_input(
 
 /* --- one pass of a batch ---------------------------------------------------------------------- */
 
+/* First visible positions of a layer. */
+const int32_t *model_first(const struct model *m, int layer);
 struct attn_shape model_attn_shape(const struct model *m, const struct model_batch *b);
 void model_batch_upload(struct model *m, const struct model_batch *b);
 struct block_run model_block_run(struct model *m, int n);

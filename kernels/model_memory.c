@@ -57,6 +57,14 @@ void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, st
     l->q = arena_floats(a, n, q);
     l->k = arena_floats(a, n, kv);
     l->v = arena_floats(a, n, kv);
+    if (c->qk_norm) {
+        l->q_raw = arena_floats(a, n, q);
+        l->k_raw = arena_floats(a, n, kv);
+        l->rstd_q = arena_floats(a, n, (size_t)c->heads);
+        l->rstd_k = arena_floats(a, n, (size_t)c->kv_heads);
+    }
+    if (c->attn_gate)
+        l->att_gate = arena_floats(a, n, q);
     l->att = arena_floats(a, n, q);
     l->lse = arena_floats(a, n, (size_t)c->heads);
     l->x1 = arena_floats(a, n, dim);
@@ -124,6 +132,8 @@ static void union_attn(struct arena *a, const struct model *m, size_t n, struct 
     size_t q = (size_t)c->heads * (size_t)c->head_dim;
     size_t kv = (size_t)c->kv_heads * (size_t)c->head_dim;
     struct attn_shape shape = {m->lim.batch, m->lim.seq, c->heads, c->kv_heads, c->head_dim};
+    if (c->attn_gate)
+        s->gated = arena_floats(a, n, q);
     if (!m->lim.train)
         return;
     s->datt = arena_floats(a, n, q);
@@ -155,6 +165,15 @@ static void union_logits(struct arena *a, const struct model *m, size_t n, struc
     s->logits = arena_floats(a, (size_t)m->chunk, (size_t)m->c.vocab);
 }
 
+/* The norms of the residual stream, and those of n rows of heads. */
+static size_t norm_work_floats(const struct model *m, size_t n)
+{
+    size_t wide = m->d->ops->rmsnorm_bwd_work(m->d, (int)n, m->c.dim);
+    int heads = (int)n * m->c.heads; /* limits_check() keeps it in int */
+    size_t head = m->c.qk_norm ? m->d->ops->rmsnorm_bwd_work(m->d, heads, m->c.head_dim) : 0;
+    return wide > head ? wide : head;
+}
+
 static void scratch_take(struct arena *a, const struct model *m, size_t n, struct scratch *s)
 {
     static void (*const members[])(struct arena *, const struct model *, size_t,
@@ -168,7 +187,7 @@ static void scratch_take(struct arena *a, const struct model *m, size_t n, struc
         s->dnorm = arena_floats(a, n, dim);
         s->dplain = arena_floats(a, n, dim);
         s->dg = m->c.feedback ? arena_floats(a, n, dim) : NULL;
-        s->norm_work = arena_floats(a, m->d->ops->rmsnorm_bwd_work(m->d, (int)n, m->c.dim), 1);
+        s->norm_work = arena_floats(a, norm_work_floats(m, n), 1);
     }
     size_t end = a->used;
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
@@ -193,6 +212,9 @@ static void tensors_point(const struct model *m, float *flat, struct tensors *t)
     for (int l = 0; l < m->c.layers; l++) {
         struct layer_weights i = weight_layer(&m->c, l);
         t->layers[l] = (struct layer_tensors){
+            .q_norm = i.q_norm < 0 ? NULL : flat + w[i.q_norm].offset,
+            .k_norm = i.k_norm < 0 ? NULL : flat + w[i.k_norm].offset,
+            .attn_gate = i.attn_gate < 0 ? NULL : flat + w[i.attn_gate].offset,
             .input_norm = flat + w[i.input_norm].offset,
             .q = flat + w[i.q].offset,
             .k = flat + w[i.k].offset,
@@ -231,6 +253,7 @@ void model_layout(struct model *m, struct model_memory *sizes)
     m->targets = arena_ints(work, n);
     m->positions = arena_ints(work, n);
     m->first = arena_ints(work, n);
+    m->first_window = m->c.window ? arena_ints(work, n) : m->first;
     scratch_take(work, m, n, &m->s);
     *sizes = (struct model_memory){
         .weights = a[BLOCK_WEIGHTS].used,

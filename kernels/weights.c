@@ -1,6 +1,7 @@
 #include "kernels/weights.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,25 +14,30 @@
 #define ALIGN_FLOATS 16 /* every tensor begins on a cache line */
 
 /* The sizes that a tensor's rows and columns are named by. */
-enum extent { X_NONE, X_VOCAB, X_DIM, X_QUERY, X_KEY, X_FFN };
+enum extent { X_NONE, X_VOCAB, X_DIM, X_QUERY, X_KEY, X_HEAD, X_FFN };
 
 struct tensor_kind {
     const char *suffix;
     enum extent rows, columns; /* (out, in); a vector has X_NONE columns */
     enum weight_group group;
+    size_t option; /* of the model's flag that it needs, 0 for none */
 };
+#define WITH(flag) offsetof(struct model_config, flag)
 
 /* One layer's tensors, in the order of struct layer_weights. */
 static const struct tensor_kind layer_kinds[] = {
-    {"input_layernorm.weight", X_DIM, X_NONE, WEIGHT_VECTOR},
-    {"self_attn.q_proj.weight", X_QUERY, X_DIM, WEIGHT_MATRIX},
-    {"self_attn.k_proj.weight", X_KEY, X_DIM, WEIGHT_MATRIX},
-    {"self_attn.v_proj.weight", X_KEY, X_DIM, WEIGHT_MATRIX},
-    {"self_attn.o_proj.weight", X_DIM, X_QUERY, WEIGHT_MATRIX},
-    {"post_attention_layernorm.weight", X_DIM, X_NONE, WEIGHT_VECTOR},
-    {"mlp.gate_proj.weight", X_FFN, X_DIM, WEIGHT_MATRIX},
-    {"mlp.up_proj.weight", X_FFN, X_DIM, WEIGHT_MATRIX},
-    {"mlp.down_proj.weight", X_DIM, X_FFN, WEIGHT_MATRIX},
+    {"input_layernorm.weight", X_DIM, X_NONE, WEIGHT_VECTOR, 0},
+    {"self_attn.q_proj.weight", X_QUERY, X_DIM, WEIGHT_MATRIX, 0},
+    {"self_attn.k_proj.weight", X_KEY, X_DIM, WEIGHT_MATRIX, 0},
+    {"self_attn.v_proj.weight", X_KEY, X_DIM, WEIGHT_MATRIX, 0},
+    {"self_attn.o_proj.weight", X_DIM, X_QUERY, WEIGHT_MATRIX, 0},
+    {"self_attn.q_norm.weight", X_HEAD, X_NONE, WEIGHT_VECTOR, WITH(qk_norm)},
+    {"self_attn.k_norm.weight", X_HEAD, X_NONE, WEIGHT_VECTOR, WITH(qk_norm)},
+    {"self_attn.g_proj.weight", X_QUERY, X_DIM, WEIGHT_MATRIX, WITH(attn_gate)},
+    {"post_attention_layernorm.weight", X_DIM, X_NONE, WEIGHT_VECTOR, 0},
+    {"mlp.gate_proj.weight", X_FFN, X_DIM, WEIGHT_MATRIX, 0},
+    {"mlp.up_proj.weight", X_FFN, X_DIM, WEIGHT_MATRIX, 0},
+    {"mlp.down_proj.weight", X_DIM, X_FFN, WEIGHT_MATRIX, 0},
 };
 #define LAYER_KINDS ((int)(sizeof layer_kinds / sizeof *layer_kinds))
 _Static_assert(
@@ -39,10 +45,10 @@ _Static_assert(
     "struct layer_weights and the table name the same tensors");
 
 static const struct tensor_kind embed_kind = {
-    "model.embed_tokens.weight", X_VOCAB, X_DIM, WEIGHT_VECTOR};
-static const struct tensor_kind norm_kind = {"model.norm.weight", X_DIM, X_NONE, WEIGHT_VECTOR};
-static const struct tensor_kind w_u_kind = {"feedback.w_u.weight", X_DIM, X_DIM, WEIGHT_FUSION};
-static const struct tensor_kind w_g_kind = {"feedback.w_g.weight", X_DIM, X_DIM, WEIGHT_FUSION};
+    "model.embed_tokens.weight", X_VOCAB, X_DIM, WEIGHT_VECTOR, 0};
+static const struct tensor_kind norm_kind = {"model.norm.weight", X_DIM, X_NONE, WEIGHT_VECTOR, 0};
+static const struct tensor_kind w_u_kind = {"feedback.w_u.weight", X_DIM, X_DIM, WEIGHT_FUSION, 0};
+static const struct tensor_kind w_g_kind = {"feedback.w_g.weight", X_DIM, X_DIM, WEIGHT_FUSION, 0};
 
 static int64_t extent_of(const struct model_config *c, enum extent x)
 {
@@ -57,15 +63,32 @@ static int64_t extent_of(const struct model_config *c, enum extent x)
         return (int64_t)c->heads * c->head_dim;
     case X_KEY:
         return (int64_t)c->kv_heads * c->head_dim;
+    case X_HEAD:
+        return c->head_dim;
     case X_FFN:
         return c->ffn;
     }
     return 0;
 }
 
+static int has_kind(const struct model_config *c, const struct tensor_kind *kind)
+{
+    return kind->option == 0 || *(const int *)((const char *)c + kind->option);
+}
+
+static int kinds_of_a_layer(const struct model_config *c)
+{
+    int n = 0;
+    for (int i = 0; i < LAYER_KINDS; i++)
+        n += has_kind(c, &layer_kinds[i]);
+    return n;
+}
+
 static void table_add(
     struct weight_table *t, const struct model_config *c, const struct tensor_kind *kind, int layer)
 {
+    if (!has_kind(c, kind))
+        return;
     struct weight *w = &t->items[t->count++];
     if (layer < 0)
         snprintf(w->name, sizeof w->name, "%s", kind->suffix);
@@ -108,8 +131,12 @@ void weight_table_release(struct weight_table *t)
 struct layer_weights weight_layer(const struct model_config *c, int layer)
 {
     CHECK(layer >= 0 && layer < c->layers);
-    int i = 1 + layer * LAYER_KINDS;
-    return (struct layer_weights){i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8};
+    int next = 1 + layer * kinds_of_a_layer(c), at[LAYER_KINDS];
+    struct layer_weights w;
+    for (int i = 0; i < LAYER_KINDS; i++)
+        at[i] = has_kind(c, &layer_kinds[i]) ? next++ : -1;
+    memcpy(&w, at, sizeof w);
+    return w;
 }
 
 int weight_embed(void)
@@ -119,7 +146,7 @@ int weight_embed(void)
 
 int weight_norm(const struct model_config *c)
 {
-    return 1 + c->layers * LAYER_KINDS;
+    return 1 + c->layers * kinds_of_a_layer(c);
 }
 
 int weight_w_u(const struct model_config *c)

@@ -1,7 +1,8 @@
 /*
  * The parameters of a model as one flat float32 array, and the table that names its ranges.
- * Order, names and layouts are Hugging Face Llama's ((out, in) matrices), then feedback.w_u.weight
- * and feedback.w_g.weight (D, D).
+ * Order, names and layouts are Hugging Face Llama's ((out, in) matrices; Qwen3's q_norm and k_norm;
+ * self_attn.g_proj.weight for the gate of attention), then feedback.w_u.weight and
+ * feedback.w_g.weight (D, D).
  */
 #ifndef KERNELS_WEIGHTS_H
 #define KERNELS_WEIGHTS_H
@@ -33,8 +34,8 @@ struct weight_table {
 };
 
 /* Indices into the table, so that the model finds its tensors without names. */
-struct layer_weights {
-    int input_norm, q, k, v, o, post_norm, gate, up, down;
+struct layer_weights { /* −1 for what the model does not have */
+    int input_norm, q, k, v, o, q_norm, k_norm, attn_gate, post_norm, gate, up, down;
 };
 int weight_table_make(const struct model_config *c, struct weight_table *out, struct err *e);
 void weight_table_release(struct weight_table *t);

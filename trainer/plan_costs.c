@@ -10,16 +10,26 @@
 #define MEASURE_SECONDS 0.2
 #define MEASURE_ROWS    512
 
+/* On average over a row: half of it, or less inside a window. */
+static double positions_seen(int seq, int window)
+{
+    double t = seq, w = window && window < seq ? window : seq;
+    return w < t ? w - w * w / (2 * t) : t / 2;
+}
+
 /*
  * A weight of a matrix costs a product and a sum in the forward pass and twice that in the
- * backward: 6 a token. Per pass: the blocks' matrices and the readout; causal attention's scores
- * and values, 6 · L · T · heads · head size; and for each pass but the first W_U and W_G.
+ * backward: 6 a token. Per pass: the blocks' matrices and the readout; the scores and values of
+ * attention, 12 · heads · head size for each position that a query sees; and for each pass but the
+ * first W_U and W_G.
  */
 double plan_flops_token(const struct model_config *m, int seq, int passes)
 {
     double d = m->dim, q = (double)m->heads * m->head_dim, kv = (double)m->kv_heads * m->head_dim;
-    double block = d * (2 * q + 2 * kv) + 3 * d * m->ffn;
-    double pass = 6 * (m->layers * block + d * m->vocab) + 6.0 * m->layers * seq * q;
+    double block = d * ((m->attn_gate ? 3 : 2) * q + 2 * kv) + 3 * d * m->ffn, seen = 0;
+    for (int l = 0; l < m->layers; l++)
+        seen += positions_seen(seq, model_config_window(m, l));
+    double pass = 6 * (m->layers * block + d * m->vocab) + 12 * seen * q;
     return passes * pass + (passes - 1) * 12 * d * d;
 }
 

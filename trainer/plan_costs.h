@@ -40,7 +40,7 @@ int plan_costs_make(
     const struct plan *p, int threads, double rate, struct plan_costs *out, struct err *e);
 
 /* FLOPs of forward and backward of one token in a step of `passes`; attention over half of seq on
- * average. */
+ * average, less with a window. */
 double plan_flops_token(const struct model_config *m, int seq, int passes);
 
 /* Rows that the run draws from source s. */

@@ -44,6 +44,14 @@ static void add_model(const struct plan *p, const struct plan_costs *c, struct b
     buf_printf(out,
         LABEL "%d layers, dim %d, heads %d of %d (key/value %d), ffn %d, vocabulary %d\n", "model",
         m->layers, m->dim, m->heads, m->head_dim, m->kv_heads, m->ffn, m->vocab);
+    if (m->qk_norm || m->attn_gate || m->window)
+        buf_printf(out, LABEL "%s%s", "", m->qk_norm ? "QK-norm, " : "",
+            m->attn_gate ? "gated attention, " : "");
+    if (m->window)
+        buf_printf(out, "window %d, full in %d of %d layers\n", m->window,
+            m->full_every ? m->layers / m->full_every : 0, m->layers);
+    else if (m->qk_norm || m->attn_gate)
+        buf_add_str(out, "full attention\n");
     buf_printf(out, LABEL "%s, %s\n", "parameters", scaled((double)c->params, n),
         m->feedback ? "feedback included, readout tied" : "without feedback, readout tied");
 }

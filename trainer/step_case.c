@@ -51,10 +51,10 @@ static const struct meta_key meta_keys[] = {
     {"out_norm", META_FLAG, 0, AT(model.out_norm), NULL},
     {"feed", META_MUST, 0, 0, "post"},
     {"embed_scale", META_MUST, 0, 0, "1.0"},
-    {"qk_norm", META_MUST, 0, 0, "False"},
-    {"attn_gate", META_MUST, 0, 0, "False"},
-    {"window", META_MUST, 0, 0, "0"},
-    {"full_every", META_IGNORED, 0, 0, NULL}, /* says something only with a window */
+    {"qk_norm", META_FLAG, 0, AT(model.qk_norm), NULL},
+    {"attn_gate", META_FLAG, 0, AT(model.attn_gate), NULL},
+    {"window", META_INT, 0, AT(model.window), NULL},
+    {"full_every", META_INT, 0, AT(model.full_every), NULL},
     {"seed", META_IGNORED, 0, 0, NULL},
 };
 #define META_COUNT (sizeof meta_keys / sizeof *meta_keys)

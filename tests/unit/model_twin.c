@@ -80,6 +80,7 @@ static void block(
     const struct model_config *c = m->c;
     struct layer_weights w = weight_layer(c, layer);
     int d = c->dim, hd = c->head_dim, nq = c->heads * hd, nkv = c->kv_heads * hd;
+    double *gate = mem_array((size_t)(seq * nq), sizeof *gate);
     double *a = mem_array((size_t)d, sizeof *a), *f = mem_array((size_t)c->ffn * 2, sizeof *f);
     double *q = mem_array((size_t)(seq * nq), sizeof *q), *att = mem_array((size_t)nq, sizeof *att);
     double *k = mem_array((size_t)(seq * nkv), sizeof *k);
@@ -89,16 +90,29 @@ static void block(
         matvec(q + t * nq, tensor(m, w.q), a, nq, d);
         matvec(k + t * nkv, tensor(m, w.k), a, nkv, d);
         matvec(v + t * nkv, tensor(m, w.v), a, nkv, d);
+        if (c->attn_gate)
+            matvec(gate + t * nq, tensor(m, w.attn_gate), a, nq, d);
+        for (int h = 0; c->qk_norm && h < c->heads; h++)
+            norm(q + t * nq + h * hd, q + t * nq + h * hd, tensor(m, w.q_norm), hd,
+                (double)c->norm_eps);
+        for (int h = 0; c->qk_norm && h < c->kv_heads; h++)
+            norm(k + t * nkv + h * hd, k + t * nkv + h * hd, tensor(m, w.k_norm), hd,
+                (double)c->norm_eps);
         for (int h = 0; h < c->heads; h++)
             rotate(q + t * nq + h * hd, pos[t], hd, c->rope_theta);
         for (int h = 0; h < c->kv_heads; h++)
             rotate(k + t * nkv + h * hd, pos[t], hd, c->rope_theta);
     }
     for (int t = 0; t < seq; t++) {
+        int full = c->full_every > 0 && (layer + 1) % c->full_every == 0, from = first[t];
+        if (c->window > 0 && !full && t - from >= c->window)
+            from = t - c->window + 1;
         for (int h = 0; h < c->heads; h++) {
             int g = h / (c->heads / c->kv_heads) * hd;
-            attend(att + h * hd, q + t * nq + h * hd, k + g, v + g, first[t], t, nkv, hd);
+            attend(att + h * hd, q + t * nq + h * hd, k + g, v + g, from, t, nkv, hd);
         }
+        for (int i = 0; c->attn_gate && i < nq; i++)
+            att[i] *= sigmoid(gate[t * nq + i]);
         matvec(a, tensor(m, w.o), att, d, nq);
         for (int i = 0; i < d; i++)
             x[t * d + i] += (double)c->residual_scale * a[i];
@@ -111,6 +125,7 @@ static void block(
         for (int i = 0; i < d; i++)
             x[t * d + i] += (double)c->residual_scale * a[i];
     }
+    free(gate);
     free(a);
     free(f);
     free(q);

@@ -22,7 +22,7 @@ static void make(struct plan *p)
     struct err e = {0};
     assert_int_equal(config_parse(yaml, strlen(yaml), "y", NULL, 0, &c, &e), 0);
     json_t *j = json_pack("{s:i, s:o, s:[{s:s, s:i, s:i}, {s:s, s:i, s:i}], s:{s:s, s:i}}",
-        "version", 1, "config", config_plan_json(&c), "sources", "manifest_root", SHA,
+        "version", PLAN_VERSION, "config", config_plan_json(&c), "sources", "manifest_root", SHA,
         "train_tokens", 5000, "val_tokens", 0, "manifest_root", SHA, "train_tokens", 900,
         "val_tokens", 0, "tokenizer", "sha256", SHA, "vocab", 100);
     char *text = json_dumps(j, 0);

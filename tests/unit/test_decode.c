@@ -167,6 +167,11 @@ static void test_regimes(void **state)
             c.out_norm = norms >> 2 & 1;
             c.doc_mask = i & 1;
             run_regime(&c, &regimes[i]);
+            c.qk_norm = norms > 1;
+            c.attn_gate = norms != 6;
+            c.window = 4;
+            c.full_every = norms & 2;
+            run_regime(&c, &regimes[i]);
         }
 }
 
@@ -323,6 +328,8 @@ static void test_documents(void **state)
     struct decoder *dec;
     struct err e;
     float *flat, both[VOCAB], alone[VOCAB];
+    c.window = 3;
+    c.qk_norm = 1;
     struct model *m = model_of(&c, 1, &flat);
     assert_int_equal(decoder_new(m, 2, ALL, ALL, &dec, &e), 0);
     for (int t = 0; t < ALL; t++) {

@@ -29,15 +29,21 @@ static const struct twin_case {
     int passes, fused;
     float jitter;
     int in_norm, gate_norm, out_norm, doc_mask, feedback;
+    int qk_norm, attn_gate, window, full_every;
 } twin_cases[] = {
-    {"one pass", 1, 0, 0, 0, 0, 0, 1, 1},
-    {"one pass, no feedback, normed input", 1, 0, 0, 1, 0, 0, 0, 0},
-    {"two passes, no norms, whole rows", 2, 0, 0, 0, 0, 0, 0, 1},
-    {"two passes, gate norm", 2, 0, 0, 0, 1, 0, 1, 1},
-    {"two passes, input norm", 2, 0, 0, 1, 0, 0, 1, 1},
-    {"three passes, all norms, jitter", 3, 0, 0.3f, 1, 1, 1, 1, 1},
-    {"three passes, fused, output norm, jitter", 3, 1, 0.3f, 0, 0, 1, 1, 1},
-    {"three passes, fused whole rows, all norms", 3, 1, 0, 1, 1, 1, 0, 1},
+    {"one pass", 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0},
+    {"one pass, no feedback, normed input", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"two passes, no norms, whole rows", 2, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0},
+    {"two passes, gate norm", 2, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0},
+    {"two passes, input norm", 2, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0},
+    {"three passes, all norms, jitter", 3, 0, 0.3f, 1, 1, 1, 1, 1, 0, 0, 0, 0},
+    {"three passes, fused, output norm, jitter", 3, 1, 0.3f, 0, 0, 1, 1, 1, 0, 0, 0, 0},
+    {"three passes, fused whole rows, all norms", 3, 1, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0},
+    {"one pass, QK-norm", 1, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0},
+    {"one pass, gate of attention", 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0},
+    {"one pass, windows, whole rows", 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3, 0},
+    {"two passes, windows in the first layer", 2, 0, 0, 1, 1, 1, 1, 1, 0, 0, 2, 2},
+    {"three passes, all of the paper", 3, 1, 0.3f, 1, 1, 1, 0, 1, 1, 1, 3, 2},
 };
 
 static struct model_config config_of(const struct twin_case *k)
@@ -48,6 +54,10 @@ static struct model_config config_of(const struct twin_case *k)
     c.out_norm = k->out_norm;
     c.doc_mask = k->doc_mask;
     c.feedback = k->feedback;
+    c.qk_norm = k->qk_norm;
+    c.attn_gate = k->attn_gate;
+    c.window = k->window;
+    c.full_every = k->full_every;
     return c;
 }
 
@@ -367,6 +377,8 @@ static void test_memory(void **state)
                 float *flat;
                 double sums[3];
                 c.feedback = feedback;
+                c.qk_norm = c.attn_gate = passes == 2; /* no more cases, all combinations */
+                c.window = passes == 3 ? 4 : 0;
                 count_memory(&ops, SIZE_MAX);
                 model_memory_estimate(device, &c, &lim, &mem);
                 assert_int_equal(alloc_calls, 0);
@@ -429,6 +441,11 @@ static void test_limits(void **state)
     struct model_limits lim = {2, 7, 1, 1};
     c.kv_heads = 3;
     assert_int_equal(model_new(device, &c, &lim, &m, &e), ERR_INPUT);
+    struct model_limits many = {INT_MAX / 7 / 2, 7, 1, 1};
+    c = small_config();
+    c.qk_norm = 1;
+    assert_int_equal(model_new(device, &c, &many, &m, &e), ERR_INPUT);
+    assert_non_null(strstr(e.msg, "4 heads"));
 }
 
 static void refused(const struct model_config *c, const struct model_batch *b, const char *says)
@@ -504,6 +521,25 @@ static void test_weight_table(void **state)
     assert_string_equal(t.items[weight_w_g(&c)].name, "feedback.w_g.weight");
     assert_int_equal(t.items[weight_w_u(&c)].group, WEIGHT_FUSION);
     assert_int_equal(t.items[weight_embed()].group, WEIGHT_VECTOR);
+    weight_table_release(&t);
+
+    /* The options' tensors, and none of the places that the others had taken. */
+    c.qk_norm = c.attn_gate = 1;
+    assert_int_equal(weight_table_make(&c, &t, &e), 0);
+    for (count = 0, end = 0; end < t.count; end++)
+        count += t.items[end].count;
+    assert_int_equal(count, model_config_params(&c));
+    w = weight_layer(&c, 1);
+    assert_string_equal(t.items[w.q_norm].name, "model.layers.1.self_attn.q_norm.weight");
+    assert_int_equal(t.items[w.k_norm].count, 4);
+    assert_int_equal(t.items[w.k_norm].group, WEIGHT_VECTOR);
+    assert_string_equal(t.items[w.attn_gate].name, "model.layers.1.self_attn.g_proj.weight");
+    assert_int_equal(t.items[w.attn_gate].shape[0], 16);
+    assert_string_equal(t.items[w.down].name, "model.layers.1.mlp.down_proj.weight");
+    assert_string_equal(t.items[weight_w_g(&c)].name, "feedback.w_g.weight");
+    assert_int_equal(weight_w_g(&c), t.count - 1);
+    c.attn_gate = 0;
+    assert_int_equal(weight_layer(&c, 0).attn_gate, -1);
     weight_table_release(&t);
 }
 

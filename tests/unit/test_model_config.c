@@ -40,6 +40,23 @@ static void test_params(void **state)
     assert_int_equal(model_config_params(&c), 256 * 48 + 3 * layer + 48 + 2 * 48 * 48);
     c.feedback = 0;
     assert_int_equal(model_config_params(&c), 256 * 48 + 3 * layer + 48);
+    c.qk_norm = c.attn_gate = 1;
+    layer += 8 + 8 /* q and k norm */ + 48 * 48 /* gate */;
+    assert_int_equal(model_config_params(&c), 256 * 48 + 3 * layer + 48);
+}
+
+static void test_window(void **state)
+{
+    (void)state;
+    struct model_config c = tiny();
+    assert_int_equal(model_config_window(&c, 0), 0);
+    c.window = 5;
+    for (int l = 0; l < 6; l++) {
+        c.full_every = 0;
+        assert_int_equal(model_config_window(&c, l), 5);
+        c.full_every = 3;
+        assert_int_equal(model_config_window(&c, l), l == 2 || l == 5 ? 0 : 5);
+    }
 }
 
 static void test_check(void **state)
@@ -59,6 +76,11 @@ static void test_check(void **state)
         {offsetof(struct model_config, head_dim), 7,
             "model.head_dim: 7 is odd; rotary embedding needs an even one"},
         {offsetof(struct model_config, feedback), 2, "model.feedback: 2 is neither 0 nor 1"},
+        {offsetof(struct model_config, qk_norm), -1, "model.qk_norm: -1 is neither 0 nor 1"},
+        {offsetof(struct model_config, window), -1,
+            "model.window: -1 is out of range, 0 to 16777216"},
+        {offsetof(struct model_config, full_every), 1025,
+            "model.full_every: 1025 is out of range, 0 to 1024"},
     };
     struct model_config c = tiny();
     struct err e = {0};
@@ -98,6 +120,41 @@ static void test_round_trip(void **state)
     json_decref(j);
 }
 
+/* With QK-norm the names are Qwen3's, and so is the way to say windows; ours are kept beside. */
+static void test_qwen3(void **state)
+{
+    (void)state;
+    struct model_config c = tiny(), back;
+    struct err e = {0};
+    c.qk_norm = c.attn_gate = 1;
+    c.window = 4;
+    c.full_every = 2;
+    json_t *j = model_config_to_json(&c);
+    assert_int_equal(model_config_from_json(j, &back, &e), 0);
+    assert_memory_equal(&c, &back, sizeof c);
+    assert_string_equal(json_string_value(json_object_get(j, "model_type")), "qwen3");
+    assert_int_equal(json_integer_value(json_object_get(j, "sliding_window")), 4);
+    json_t *kinds = json_object_get(j, "layer_types");
+    assert_int_equal(json_array_size(kinds), 3);
+    for (size_t i = 0; i < 3; i++)
+        assert_string_equal(json_string_value(json_array_get(kinds, i)),
+            i == 1 ? "full_attention" : "sliding_attention");
+    json_t *own = json_object_get(j, "fullband");
+    json_object_set_new(own, "window", json_integer(-1));
+    assert_true(model_config_from_json(j, &back, &e) < 0);
+    assert_string_equal(e.msg, "fullband.window: wanted an integer, 0 to 16777216");
+    json_object_del(own, "window"); /* files from before these options */
+    json_object_del(own, "full_every");
+    json_object_del(own, "attn_gate");
+    assert_int_equal(model_config_from_json(j, &back, &e), 0);
+    assert_int_equal(back.window + back.full_every + back.attn_gate, 0);
+    json_object_set_new(own, "attn_gate", json_integer(1));
+    assert_true(model_config_from_json(j, &back, &e) < 0);
+    json_object_del(j, "fullband");
+    assert_int_equal(model_config_from_json(j, &back, &e), ERR_UNSUPPORTED);
+    json_decref(j);
+}
+
 /* A plain Llama without "fullband" reads as a model without feedback; what we do not compute is
  * refused. */
 static void test_foreign(void **state)
@@ -119,7 +176,7 @@ static void test_foreign(void **state)
         const char *key, *value, *message;
     } bad[] = {
         {"tie_word_embeddings", "false", "tie_word_embeddings: not true; the readout is tied here"},
-        {"model_type", "\"gpt2\"", "model_type: gpt2, wanted \"llama\""},
+        {"model_type", "\"gpt2\"", "model_type: gpt2, wanted \"llama\" or \"qwen3\""},
         {"hidden_size", "1.5", "hidden_size: not an integer, wanted an integer"},
         {"hidden_size", "99999999999", "hidden_size: 99999999999 is out of range, 1 to 65536"},
         {"attention_bias", "true", "attention_bias: not false; linear layers have no bias here"},
@@ -159,6 +216,8 @@ int main(void)
         cmocka_unit_test(test_params),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_qwen3),
         cmocka_unit_test(test_foreign),
         cmocka_unit_test(test_numbers),
     };

@@ -25,7 +25,7 @@ static void make(struct plan *p)
     struct err e = {0};
     assert_int_equal(config_parse(yaml, strlen(yaml), "y", NULL, 0, &c, &e), 0);
     json_t *j = json_pack("{s:i, s:o, s:[{s:s, s:i, s:i}, {s:s, s:i, s:i}], s:{s:s, s:i}}",
-        "version", 1, "config", config_plan_json(&c), "sources", "manifest_root", SHA,
+        "version", PLAN_VERSION, "config", config_plan_json(&c), "sources", "manifest_root", SHA,
         "train_tokens", 50000, "val_tokens", 0, "manifest_root", SHA, "train_tokens", 9000,
         "val_tokens", 0, "tokenizer", "sha256", SHA, "vocab", 100);
     char *text = json_dumps(j, 0);
@@ -53,6 +53,15 @@ static void test_flops(void **state)
                         (t.items[i].group == WEIGHT_FUSION ? k - 1 : k);
         assert_true(fabs(plan_flops_token(&p.c.model, 32, k) - want) < 1e-6 * want);
     }
+    /* A window of 8 of 32 positions in two of three layers; a gate is one matrix more a layer. */
+    double whole = plan_flops_token(&p.c.model, 32, 1);
+    p.c.model.window = 8;
+    p.c.model.full_every = 3;
+    double less = 2 * 12.0 * 48 * (16 - (8 - 1.0)); /* (8·9/2 + 24·8) / 32 = 7.1, without ends 7 */
+    assert_true(fabs(whole - less - plan_flops_token(&p.c.model, 32, 1)) < 1e-6 * whole);
+    p.c.model.window = 32;
+    p.c.model.attn_gate = 1;
+    assert_true(fabs(whole + 3 * 6 * 48 * 48 - plan_flops_token(&p.c.model, 32, 1)) < 1e-6 * whole);
     weight_table_release(&t);
     plan_release(&p);
 }

@@ -153,8 +153,8 @@ static const struct meta_case {
     {"passes", "3", ERR_INPUT, "in.masks"},
     {"passes", "1000000000", ERR_INPUT, "passes"},
     {"doc_mask", "yes", ERR_INPUT, "True or False"},
-    {"qk_norm", "True", ERR_UNSUPPORTED, "qk_norm"},
-    {"window", "5", ERR_UNSUPPORTED, "window"},
+    {"qk_norm", "True", ERR_INPUT, "q_norm"},
+    {"window", "-5", ERR_INPUT, "window"},
     {"feed", "pre", ERR_UNSUPPORTED, "feed"},
     {"embed_scale", "2.0", ERR_UNSUPPORTED, "embed_scale"},
 };
