@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -31,10 +30,10 @@ struct outbound {
 struct uplink {
     struct member *member; /* the thread's, once it runs */
     pthread_t thread;
-    int wake_fd;  /* tells the thread that there is something to send, or to end */
-    int event_fd; /* tells the trainer that there is something to take */
-    atomic_uint epoch;
-    atomic_int stopping;
+    int wake_fd;    /* tells the thread that there is something to send, or to end */
+    int event_fd;   /* tells the trainer that there is something to take */
+    uint32_t epoch; /* this and the next: only through __atomic_ */
+    int stopping;
     pthread_mutex_t lock; /* over all below */
     struct inbound *in, **in_tail;
     int in_count;
@@ -141,7 +140,7 @@ static int turn(struct uplink *c, int longest_ms, int *flushed, struct err *e)
     if (items[1].ready)
         event_clear(c->wake_fd);
     while ((rc = member_recv(c->member, &m, e)) == 1) {
-        atomic_store(&c->epoch, member_epoch(c->member));
+        __atomic_store_n(&c->epoch, member_epoch(c->member), __ATOMIC_SEQ_CST);
         inbox_put(c, &m);
     }
     return rc;
@@ -152,7 +151,7 @@ static void *thread_main(void *arg)
     struct uplink *c = arg;
     struct err e = {0};
     int rc = 0, flushed = 0;
-    while (rc == 0 && !atomic_load(&c->stopping))
+    while (rc == 0 && !__atomic_load_n(&c->stopping, __ATOMIC_SEQ_CST))
         rc = turn(c, POLL_MS, &flushed, &e);
     for (int64_t end = now_ms() + FLUSH_MS; rc == 0 && now_ms() < end;) {
         rc = turn(c, 0, &flushed, &e);
@@ -220,7 +219,7 @@ void uplink_stop(struct uplink **pc, const char *reason)
     struct uplink *c = *pc;
     if (!c)
         return;
-    atomic_store(&c->stopping, 1);
+    __atomic_store_n(&c->stopping, 1, __ATOMIC_SEQ_CST);
     event_signal(c->wake_fd);
     pthread_join(c->thread, NULL);
     member_free(&c->member, reason);
@@ -271,5 +270,5 @@ void uplink_send(struct uplink *c, int type, uint32_t run_epoch, json_t *j)
 
 uint32_t uplink_epoch(const struct uplink *c)
 {
-    return atomic_load(&c->epoch);
+    return __atomic_load_n(&c->epoch, __ATOMIC_SEQ_CST);
 }
