@@ -1,14 +1,13 @@
 #include "common/bpe_train.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/bpe_learn.h"
+#include "common/fs.h"
 #include "common/split.h"
 #include "common/tokenizer_impl.h"
 #include "common/utf8.h"
@@ -110,13 +109,8 @@ int bpe_trainer_add_text(struct bpe_trainer *t, const char *text, size_t n, stru
 static int open_next(struct reader *r)
 {
     const char *path = r->paths[r->next++];
-    struct stat st;
-    r->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd < 0 || fstat(r->fd, &st) < 0)
-        return err_errno(&r->e, "%s", path);
-    if (!S_ISREG(st.st_mode))
-        return err_set(&r->e, ERR_INPUT, "%s: not a regular file", path);
-    return 0;
+    r->fd = fs_open_regular(path, &r->e);
+    return r->fd < 0 ? r->fd : 0;
 }
 
 static void close_file(struct reader *r)

@@ -5,10 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Text from outside is quoted in messages: no line breaks, nothing that drives a terminal. */
 static void one_line(char *s)
 {
     for (; *s; s++)
-        if (*s == '\n' || *s == '\r')
+        if ((unsigned char)*s < ' ' || *s == 0x7f)
             *s = ' ';
 }
 

@@ -10,21 +10,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int fs_read(const char *path, uint64_t max_bytes, struct buf *out, struct err *e)
+int fs_open_regular(const char *path, struct err *e)
 {
-    int rc = -1, fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat st;
-    buf_clear(out);
+    int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return err_errno(e, "%s", path);
-    if (fstat(fd, &st) < 0) {
+    if (fstat(fd, &st) < 0)
         rc = err_errno(e, "%s", path);
-        goto done;
-    }
-    if (!S_ISREG(st.st_mode)) {
+    else if (!S_ISREG(st.st_mode))
         rc = err_set(e, ERR_INPUT, "%s: not a regular file", path);
-        goto done;
-    }
+    else
+        return fd;
+    close(fd);
+    return rc;
+}
+
+int fs_read(const char *path, uint64_t max_bytes, struct buf *out, struct err *e)
+{
+    int rc, fd = fs_open_regular(path, e);
+    buf_clear(out);
+    if (fd < 0)
+        return fd;
     for (;;) {
         buf_reserve(out, 1 << 16);
         ssize_t n = read(fd, out->data + out->len, 1 << 16);

@@ -12,6 +12,12 @@
 #include "common/err.h"
 #include "common/mem.h"
 
+/*
+ * Opens a regular file for reading. Anything else is refused at once: a FIFO would wait for ever
+ * for a writer. Returns a descriptor, or a negative code.
+ */
+int fs_open_regular(const char *path, struct err *e);
+
 /* Reads all of a regular file into `out` (cleared first). Files over max_bytes are refused. */
 int fs_read(const char *path, uint64_t max_bytes, struct buf *out, struct err *e);
 

@@ -1,11 +1,12 @@
 #include "common/hash.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sodium.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
+
+#include "common/fs.h"
 
 static void to_hex(const unsigned char *digest, char out[SHA256_HEX])
 {
@@ -30,9 +31,9 @@ int hash_sha256_file(const char *path, char out[SHA256_HEX], uint64_t *bytes, st
     unsigned char buf[1 << 16], digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256_state state;
     uint64_t total = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = fs_open_regular(path, e);
     if (fd < 0)
-        return err_errno(e, "%s", path);
+        return fd;
     crypto_hash_sha256_init(&state);
     for (;;) {
         ssize_t n = read(fd, buf, chunk);

@@ -1,6 +1,5 @@
 #include "common/safetensors.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -281,14 +280,12 @@ static int open_bytes(const char *name, const void *bytes, size_t n, int mapped,
 int safetensors_open(const char *path, struct safetensors **out, struct err *e)
 {
     struct stat s;
-    int rc, fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc, fd = fs_open_regular(path, e);
     *out = NULL;
     if (fd < 0)
-        return err_errno(e, "%s", path);
+        return fd;
     if (fstat(fd, &s) < 0)
         rc = err_errno(e, "%s", path);
-    else if (!S_ISREG(s.st_mode))
-        rc = err_set(e, ERR_INPUT, "%s: not a regular file", path);
     else if (s.st_size < LENGTH_SIZE)
         rc = err_set(e, ERR_CORRUPT, "%s: %lld bytes, too short for safetensors", path,
             (long long)s.st_size);

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -205,9 +204,9 @@ static int scan_jsonl(struct scan *s, struct found *f, size_t file, struct err *
     const char *path = s->c->files[file].path;
     struct buf b = BUF_INIT;
     uint64_t offset = 0, number = 0;
-    int rc = 0, fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc = 0, fd = fs_open_regular(path, e);
     if (fd < 0)
-        return err_errno(e, "%s", path);
+        return fd;
     while (rc == 0 && !atomic_load(&s->stop)) {
         buf_reserve(&b, READ_CHUNK);
         ssize_t n = read(fd, b.data + b.len, READ_CHUNK);
@@ -232,7 +231,7 @@ static int scan_jsonl(struct scan *s, struct found *f, size_t file, struct err *
 static int looks_binary(const char *path)
 {
     char head[4096];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = fs_open_regular(path, NULL);
     ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
     if (fd >= 0)
         close(fd);
@@ -376,9 +375,9 @@ void corpus_limit(struct corpus *c, uint64_t max_bytes)
 static int read_range(const char *path, uint64_t offset, size_t n, struct buf *out, struct err *e)
 {
     size_t done = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = fs_open_regular(path, e);
     if (fd < 0)
-        return err_errno(e, "%s", path);
+        return fd;
     buf_reserve(out, n);
     while (done < n) {
         ssize_t r = pread(fd, out->data + out->len + done, n - done, (off_t)(offset + done));

@@ -61,7 +61,7 @@ void shard_close(struct shard **ps)
 static int check_size(const struct shard *s, struct err *e)
 {
     struct stat st;
-    if (s->fd < 0 || fstat(s->fd, &st) < 0)
+    if (fstat(s->fd, &st) < 0)
         return err_errno(e, "%s", s->path);
     if ((uint64_t)st.st_size != s->info->bytes)
         return err_set(e, ERR_CORRUPT, "%s: %lld bytes, the manifest says %llu", s->path,
@@ -222,8 +222,7 @@ int shard_open(const char *dir, const struct manifest *m, const struct manifest_
     s->path = mem_printf("%s/%s", dir, info->file);
     s->m = m;
     s->info = info;
-    s->fd = open(s->path, O_RDONLY | O_CLOEXEC);
-    if ((rc = check_size(s, e)) < 0)
+    if ((rc = s->fd = fs_open_regular(s->path, e)) < 0 || (rc = check_size(s, e)) < 0)
         goto fail;
     /* The manifest is from outside too: its counts must not make us allocate what the file cannot
      * hold. */
