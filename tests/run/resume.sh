@@ -149,11 +149,12 @@ wait_steps() {
     fail "$name: no $2 further steps in 30 s"
 }
 
-# Process of program $1 in run $2, by its command line; empty when there is none.
+# Process of program $1 in run $2, by its arguments; empty when there is none. Starts no process: it is quick.
 pid_of() {
-    local dir
+    local dir args
     for dir in /proc/[0-9]*; do
-        if { tr '\0' ' ' <"$dir/cmdline"; } 2>/dev/null | grep -q "fb-$1 .*$work/runs/$2\b"; then
+        { mapfile -d '' -t args <"$dir/cmdline"; } 2>/dev/null || continue
+        if [[ ${args[0]-} == */fb-$1 && " ${args[*]} " == *" $work/runs/$2 "* ]]; then
             echo "${dir#/proc/}"
             return
         fi
@@ -212,10 +213,8 @@ run_killed() {
     local victim
     kills=0
     launch killed
-    for victim in trainer scheduler loader trainer evaluator; do
-        kill_one $victim
-    done
     for victim in trainer scheduler loader; do
+        kill_one $victim
         stall_one $victim
     done
     if ! finished killed; then # all at once: the daemons go with their supervisor
@@ -223,7 +222,7 @@ run_killed() {
         await killed "" 2>/dev/null
         echo "killed the supervisor after $(steps_done killed) reports"
         start killed ops/resume "$work/runs/killed"
-        for victim in scheduler trainer loader; do
+        for victim in trainer evaluator scheduler trainer loader; do
             kill_one $victim
         done
     fi
