@@ -204,6 +204,7 @@ void config_release(struct config *c)
 {
     free(c->run.name);
     free(c->run.dir);
+    free(c->preset);
     free(c->data.tokenizer);
     config_release_sources(c);
     memset(c, 0, sizeof *c);

@@ -45,6 +45,7 @@ struct config {
         char *name; /* run.name */
         char *dir;  /* run.dir: parent of the run directory */
     } run;
+    char *preset;              /* model.preset: where model keys that were not given come from */
     struct model_config model; /* vocab 0 until the plan fills it from the tokenizer */
     struct {
         char *tokenizer; /* data.tokenizer: tokenizer.json */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/config_table.h"
+#include "common/model_preset.h"
 
 #define MAX_ROWS         ((int64_t)1 << 60)
 #define MAX_MICRO_TOKENS (1 << 24) /* of one forward; keeps a batch message below its limit */
@@ -100,8 +101,31 @@ static const struct {
     {"eval.fixed_point_passes", derive_fixed_point},
 };
 
-void config_derive(struct config *c, const uint8_t *given)
+/* The model keys that a preset speaks of. */
+static const char *const preset_keys[] = {"model.dim", "model.layers", "model.heads",
+    "model.kv_heads", "model.head_dim", "model.ffn", "model.qk_norm", "model.attn_gate",
+    "model.window", "model.full_every"};
+
+/* What was not given becomes the preset's, and counts as given. */
+static void take_preset(struct config *c, uint8_t *given)
 {
+    const struct model_preset *p = model_preset_find(c->preset);
+    if (!p)
+        return;
+    struct config from = *c;
+    model_preset_apply(p, &from.model);
+    for (size_t i = 0; i < sizeof preset_keys / sizeof *preset_keys; i++) {
+        int k = config_find(preset_keys[i]);
+        size_t at = config_keys[k].offset; /* all are int */
+        if (!given[k])
+            memcpy((char *)c + at, (const char *)&from + at, sizeof(int));
+        given[k] = 1;
+    }
+}
+
+void config_derive(struct config *c, uint8_t *given)
+{
+    take_preset(c, given);
     for (size_t i = 0; i < sizeof derived / sizeof *derived; i++)
         if (!given[config_find(derived[i].key)])
             derived[i].derive(c);

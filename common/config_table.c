@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "common/model_preset.h"
+
 #define AT(field) offsetof(struct config, field)
 #define STEPS_MAX 1e12
 #define SEED_MAX  9007199254740991.0 /* 2^53 − 1: exact in every JSON reader */
@@ -13,6 +15,8 @@ const struct config_key config_keys[] = {
     {"run.name", CONFIG_NAME, AT(run.name), 0, 0, 0, "run", "name of the run and of its directory"},
     {"run.dir", CONFIG_TEXT, AT(run.dir), 0, 0, 0, "runs", "directory that holds run directories"},
 
+    {"model.preset", CONFIG_PRESET, AT(preset), 0, 0, 0, MODEL_PRESET_NONE,
+        "a model by name (fb-plan --presets), for the model keys that are not given"},
     {"model.dim", CONFIG_INT, AT(model.dim), 2, 65536, 1, "256", "width of the residual stream, D"},
     {"model.layers", CONFIG_INT, AT(model.layers), 1, 1024, 1, "4", "number of blocks, L"},
     {"model.heads", CONFIG_INT, AT(model.heads), 1, 1024, 1, "4", "query heads"},

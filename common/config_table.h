@@ -12,13 +12,14 @@
 #include "common/yaml_tree.h"
 
 enum config_type {
-    CONFIG_INT,   /* int */
-    CONFIG_INT64, /* int64_t, uint64_t below 2^63 */
-    CONFIG_REAL,  /* double */
-    CONFIG_FLOAT, /* float */
-    CONFIG_BOOL,  /* int, 0 or 1 */
-    CONFIG_TEXT,  /* char *, owned */
-    CONFIG_NAME,  /* char *, owned: a file name of letters, digits, '.', '_', '-' */
+    CONFIG_INT,    /* int */
+    CONFIG_INT64,  /* int64_t, uint64_t below 2^63 */
+    CONFIG_REAL,   /* double */
+    CONFIG_FLOAT,  /* float */
+    CONFIG_BOOL,   /* int, 0 or 1 */
+    CONFIG_TEXT,   /* char *, owned */
+    CONFIG_NAME,   /* char *, owned: a file name of letters, digits, '.', '_', '-' */
+    CONFIG_PRESET, /* char *, owned: a name of common/model_preset.h */
     CONFIG_SCHEDULE,
     CONFIG_SOURCES, /* the three below read several fields of the config */
     CONFIG_PHASES,
@@ -92,9 +93,10 @@ int config_find(const char *name);
  * table's names; a section is written into `section`. */
 const char *config_nearest(const char *name, char section[64]);
 
-/* config_check.c: fills what was not given from other keys (given[i] = 1: key i was given), then
- * checks relations. On failure *key names the key at fault. */
-void config_derive(struct config *c, const uint8_t *given);
+/* config_check.c: fills what was not given from the preset and from other keys (given[i] = 1: key i
+ * was given; what the preset gave is marked too), then checks relations. On failure *key names the
+ * key at fault. */
+void config_derive(struct config *c, uint8_t *given);
 int config_check(const struct config *c, const char **key, struct err *e);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/config_table.h"
+#include "common/model_preset.h"
 #include "common/number.h"
 
 int config_bad(const struct config_source *s, int line, const char *fmt, ...)
@@ -210,6 +211,14 @@ static int read_name(const struct config_source *s, const struct config_key *k,
     return config_read_text(s, k->name, v, field(k, c));
 }
 
+static int read_preset(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, struct config *c)
+{
+    if (v->text && (strcmp(v->text, MODEL_PRESET_NONE) == 0 || model_preset_find(v->text)))
+        return config_read_text(s, k->name, v, field(k, c));
+    return wrong_type(s, k->name, v, "a preset; fb-plan --presets lists them");
+}
+
 static const char *const schedules[] = {
     [LR_COSINE] = "cosine", [LR_WSD] = "wsd", [LR_CONSTANT] = "constant"};
 
@@ -236,6 +245,7 @@ const struct config_type_ops config_types[CONFIG_TYPE_COUNT] = {
     [CONFIG_BOOL] = {"true or false", read_bool, print_bool},
     [CONFIG_TEXT] = {"text", read_text, print_text},
     [CONFIG_NAME] = {"name", read_name, print_text},
+    [CONFIG_PRESET] = {"name", read_preset, print_text},
     [CONFIG_SCHEDULE] = {"word", read_schedule, print_schedule},
     [CONFIG_SOURCES] = {"list", config_read_sources, config_print_sources},
     [CONFIG_PHASES] = {"list", config_read_phases, config_print_phases},

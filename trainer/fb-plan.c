@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "common/config.h"
+#include "common/model_preset.h"
 #include "common/version.h"
 #include "trainer/plan_report.h"
 
@@ -12,13 +13,14 @@
 
 static const char usage[] =
     "usage: fb-plan CONFIG [--set KEY=VALUE]... [--json] [--rate FLOPS]\n"
-    "       fb-plan --help-config\n"
+    "       fb-plan --help-config | --presets\n"
     "Prints the model, the schedule, the data, the memory, the arithmetic and the time of a run.\n"
     "  --set KEY=VALUE  instead of the file's value; may be given several times\n"
     "  --config         print the resolved configuration as YAML instead\n"
     "  --json           print the plan and its costs as JSON\n"
     "  --rate FLOPS     FLOP/s of matrix products to estimate the time from (default: measured)\n"
     "  --help-config    every key with type, bounds, default and meaning\n"
+    "  --presets        the models of model.preset with their parameters\n"
     "  --help, --version\n";
 
 struct options {
@@ -35,6 +37,14 @@ static void print_help_config(void)
     buf_release(&out);
 }
 
+static void print_presets(void)
+{
+    struct buf out = BUF_INIT;
+    model_preset_list(&out);
+    fputs(out.data, stdout);
+    buf_release(&out);
+}
+
 static int usage_error(void)
 {
     fputs(usage, stderr);
@@ -47,7 +57,8 @@ static int parse_options(int argc, char **argv, struct options *o)
     static const struct option longs[] = {{"set", required_argument, NULL, 's'},
         {"json", no_argument, NULL, 'j'}, {"config", no_argument, NULL, 'c'},
         {"rate", required_argument, NULL, 'r'}, {"help-config", no_argument, NULL, 'k'},
-        {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'v'}, {NULL, 0, NULL, 0}};
+        {"presets", no_argument, NULL, 'p'}, {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'}, {NULL, 0, NULL, 0}};
     int c;
     char *end;
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1)
@@ -72,6 +83,9 @@ static int parse_options(int argc, char **argv, struct options *o)
             break;
         case 'k':
             print_help_config();
+            return 0;
+        case 'p':
+            print_presets();
             return 0;
         case 'h':
             fputs(usage, stdout);

@@ -1,5 +1,6 @@
 // config: defaults, the exact message of every kind of mistake, overrides, and printing that reads
 // back.
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@
 
 #include "common/config.h"
 #include "common/fs.h"
+#include "common/model_preset.h"
 #include "common/yaml_tree.h"
 
 /* The least a config needs, on lines 1 to 3. */
@@ -63,6 +65,61 @@ static void test_defaults(void **state)
     config_release(&c);
 }
 
+/* A preset fills what is not given; what follows from others follows from the preset's values. */
+static void test_preset(void **state)
+{
+    (void)state;
+    struct config c;
+    struct err e = {0};
+    assert_int_equal(parse(DATA "model: {preset: fbt-1b, ffn: 512, qk_norm: false}\n", &c, &e), 0);
+    assert_int_equal(c.model.dim, 1536);
+    assert_int_equal(c.model.layers, 24);
+    assert_int_equal(c.model.heads, 16);
+    assert_int_equal(c.model.kv_heads, 8);
+    assert_int_equal(c.model.head_dim, 96);
+    assert_int_equal(c.model.ffn, 512);
+    assert_int_equal(c.model.qk_norm, 0);
+    assert_int_equal(c.model.attn_gate, 1);
+    assert_int_equal(c.model.window, 2048);
+    assert_int_equal(c.model.full_every, 6);
+    assert_true(fabsf(c.model.residual_scale - 0.14433757f) < 1e-7f); /* of 24 layers */
+    config_release(&c);
+    static const char *const set[] = {"model.preset=fbt-demo", "model.layers=3"};
+    assert_int_equal(config_parse(DATA, strlen(DATA), "demo.yaml", set, 2, &c, &e), 0);
+    assert_int_equal(c.model.dim, 160);
+    assert_int_equal(c.model.layers, 3);
+    config_release(&c);
+    assert_int_equal(parse(DATA "model: {preset: none}\n", &c, &e), 0);
+    assert_int_equal(c.model.dim, 256);
+    config_release(&c);
+}
+
+/* Each is a valid model; the counts are those that the names promise. */
+static void test_presets(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t params;
+    } cases[] = {{"fbt-demo", 160 * 4096 + 4 * (4 * 160 * 160 + 3 * 160 * 448 + 320) + 160 + 51200},
+        {"fbt-30m", 29599104}, {"fbt-124m", 124766976}, {"fbt-350m", 352502784},
+        {"fbt-1b", 1121531904}};
+    struct err e = {0};
+    assert_int_equal(model_preset_count, sizeof cases / sizeof *cases);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct model_preset *p = model_preset_find(cases[i].name);
+        struct model_config m = {.vocab = p->vocab,
+            .norm_eps = 1e-5f,
+            .rope_theta = 10000,
+            .residual_scale = 1,
+            .feedback = 1};
+        model_preset_apply(p, &m);
+        assert_int_equal(model_config_check(&m, &e), 0);
+        assert_int_equal(model_config_params(&m), cases[i].params);
+    }
+    assert_null(model_preset_find("fbt-2b"));
+}
+
 /* Mistakes after DATA, so that the added text begins on line 4. */
 static void test_mistakes(void **state)
 {
@@ -76,6 +133,8 @@ static void test_mistakes(void **state)
         {"wonderful: 5\n", "demo.yaml:4: unknown key wonderful; --help-config lists the keys"},
         {"train:\n  steps:\n    a: 1\n",
             "demo.yaml:5: train.steps: \"a mapping\" is not an integer"},
+        {"model:\n  preset: gpt\n",
+            "demo.yaml:5: model.preset: \"gpt\" is not a preset; fb-plan --presets lists them"},
         {"train:\n  steps: many\n", "demo.yaml:5: train.steps: \"many\" is not an integer"},
         {"train:\n  steps: 1.5\n", "demo.yaml:5: train.steps: \"1.5\" is not an integer"},
         {"train:\n  steps: \"5\"\n", "demo.yaml:5: train.steps: \"5\" is not an integer"},
@@ -354,6 +413,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_preset),
+        cmocka_unit_test(test_presets),
         cmocka_unit_test(test_mistakes),
         cmocka_unit_test(test_data_mistakes),
         cmocka_unit_test(test_overrides),
