@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -180,15 +181,25 @@ fail:
     return rc;
 }
 
+/* Takes away what a process that died left there; nothing but a socket. */
+static int remove_stale(const char *path, struct err *e)
+{
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return errno == ENOENT ? 0 : err_errno(e, "%s", path);
+    if (!S_ISSOCK(st.st_mode))
+        return err_set(e, ERR_INPUT, "%s: exists and is not a socket; choose another path", path);
+    return unlink(path) < 0 ? err_errno(e, "%s: stale socket", path) : 0;
+}
+
 int endpoint_bind(struct bus *b, const char *path, struct endpoint **out, struct err *e)
 {
     struct endpoint *ep;
     int rc = endpoint_open(b, path, NULL, &ep, e);
     if (rc < 0)
         return rc;
-    if (unlink(path) < 0 && errno != ENOENT)
-        rc = err_errno(e, "%s: stale socket", path);
-    else if (zmq_bind(ep->socket, ep->address) < 0)
+    rc = remove_stale(path, e);
+    if (rc == 0 && zmq_bind(ep->socket, ep->address) < 0)
         rc = zmq_error(e, "bind", path);
     if (rc < 0)
         endpoint_close(&ep);

@@ -1,9 +1,32 @@
 #include "common/process.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
+
+void process_open_streams(void)
+{
+    /* open() takes the lowest free number. Opened the wrong way round: reading the input and
+     * writing the output report a failure. */
+    static const int modes[] = {O_WRONLY, O_RDONLY, O_RDONLY};
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd)
+            _exit(1); /* there is nowhere to say why */
+}
+
+int process_flush_output(struct err *e)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    if (errno == 0) /* it failed earlier */
+        errno = EIO;
+    return err_errno(e, "standard output");
+}
 
 int process_signal_fd(int *fd, struct err *e)
 {

@@ -194,6 +194,10 @@ int yaml_tree_parse(
         return err_set(e, ERR_INPUT, "%s: larger than the limit of %u bytes", name, YAML_MAX_BYTES);
     if (!yaml_parser_initialize(&r.parser))
         return err_set(e, ERR_NOMEM, "%s: out of memory", name);
+    if (n >= 3 && memcmp(yaml, "\xef\xbb\xbf", 3) == 0) { /* the mark some editors begin with */
+        yaml += 3;
+        n -= 3;
+    }
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)yaml, n);
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     int rc = read_document(&r, out);

@@ -4,6 +4,7 @@
 
 #include "common/args.h"
 #include "common/log.h"
+#include "common/process.h"
 #include "common/rundir.h"
 #include "common/version.h"
 #include "evaluator/daemon.h"
@@ -117,6 +118,7 @@ int main(int argc, char **argv)
     struct rundir run;
     struct err e = {0};
     int status;
+    process_open_streams();
     if (read_arguments(argc, argv, &a, &status))
         return status;
     log_init("evaluator", a.rank);
@@ -128,7 +130,7 @@ int main(int argc, char **argv)
     if (!a.checkpoint) {
         status = evaluator_daemon(&run, a.rank, threads);
     } else {
-        status = score_once(&run, &a, threads, &e) < 0;
+        status = score_once(&run, &a, threads, &e) < 0 || process_flush_output(&e) < 0;
         if (status)
             fprintf(stderr, "fb-evaluator: %s\n", e.msg);
     }

@@ -9,6 +9,7 @@
 #include "common/args.h"
 #include "common/config.h"
 #include "common/fs.h"
+#include "common/process.h"
 #include "common/version.h"
 #include "evaluator/generate.h"
 
@@ -182,7 +183,7 @@ static void show_token(void *ctx, int prompt, int32_t token)
     uint32_t id = (uint32_t)token;
     (void)prompt;
     buf_clear(&s->text);
-    if (tokenizer_decode(s->snap->tokenizer, &id, 1, &s->text, NULL) == 0)
+    if (tokenizer_decode(s->snap->tokenizer, &id, 1, &s->text, NULL) == 0 && s->text.len)
         fwrite(s->text.data, 1, s->text.len, stdout);
     fflush(stdout);
 }
@@ -258,7 +259,8 @@ static int print_text(const struct snapshot *s, const struct arguments *a,
         rc = decode_text(s, &items[i], &text, e);
         if (a->prompt_count > 1)
             printf("--- prompt %d\n", i + 1);
-        fwrite(text.data, 1, text.len, stdout);
+        if (text.len)
+            fwrite(text.data, 1, text.len, stdout);
         putchar('\n');
     }
     buf_release(&text);
@@ -309,9 +311,10 @@ int main(int argc, char **argv)
                               .sampler = {.temperature = 0, .top_p = 1}}};
     struct err e = {0};
     int status;
+    process_open_streams();
     if (read_arguments(argc, argv, &a, &status))
         return status;
-    status = run(&a, &e) < 0;
+    status = run(&a, &e) < 0 || process_flush_output(&e) < 0;
     if (status)
         fprintf(stderr, "fb-sample: %s\n", e.msg);
     for (int i = 0; i < a.prompt_count; i++)

@@ -232,6 +232,7 @@ int main(int argc, char **argv)
     struct ingest_report report;
     struct watch w = {.what = NULL};
     struct err e = {0};
+    process_open_streams();
     int code = parse(argc, argv, &o);
     if (code >= 0)
         return code;
@@ -241,9 +242,11 @@ int main(int argc, char **argv)
     int rc = ingest_run(&o.ingest, watch, &w, &report, &e);
     if (w.what)
         progress_end(&w.bar);
-    if (rc == 0)
+    if (rc == 0) {
         print_report(&o, &report);
-    else
+        rc = process_flush_output(&e);
+    }
+    if (rc < 0)
         fprintf(stderr, "fb-ingest: %s\n", e.msg);
     free(name);
     return rc == 0 ? 0 : 1;

@@ -286,6 +286,7 @@ int main(int argc, char **argv)
 {
     struct options o = {0};
     struct err e = {0};
+    process_open_streams();
     int code = parse(argc, argv, &o);
     if (code >= 0)
         return code;

@@ -128,7 +128,8 @@ static int inspect(const struct options *o, struct err *e)
     } else {
         struct buf text = BUF_INIT;
         rc = inspect_row(s, o->split, o->row, o->seq, o->tokenizer, &text, e);
-        fwrite(text.data, 1, text.len, stdout);
+        if (text.len)
+            fwrite(text.data, 1, text.len, stdout);
         buf_release(&text);
     }
     source_close(&s);
@@ -206,6 +207,7 @@ int main(int argc, char **argv)
 {
     struct options o = {.seq = 256};
     struct err e = {0};
+    process_open_streams();
     int code = parse(argc, argv, &o);
     if (code >= 0)
         return code;
@@ -214,6 +216,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(argv[optind], commands[i].name) == 0) {
             int rc = commands[i].run(&o, &e);
+            if (rc == 0)
+                rc = process_flush_output(&e);
             if (rc < 0)
                 fprintf(stderr, "fb-shards: %s\n", e.msg);
             return rc < 0 ? 1 : 0;

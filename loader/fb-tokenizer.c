@@ -264,7 +264,7 @@ static int run_decode(struct options *o, struct err *e)
         rc = parse_ids(&input, &ids, e);
     if (rc == 0)
         rc = tokenizer_decode(t, ids.data, ids.len, &text, e);
-    if (rc == 0)
+    if (rc == 0 && text.len)
         fwrite(text.data, 1, text.len, stdout);
     ids_release(&ids);
     buf_release(&input);
@@ -405,12 +405,13 @@ int main(int argc, char **argv)
     struct err e = {0};
     o.train.vocab = 0;
     o.train.threads = cores < BPE_TRAIN_MAX_THREADS ? cores : BPE_TRAIN_MAX_THREADS;
+    process_open_streams();
     int code = parse(argc, argv, &o, &command);
     if (code >= 0)
         return code;
     int rc = command->run(&o, &e);
-    if (rc == 0 && (fflush(stdout) || ferror(stdout)))
-        rc = err_errno(&e, "standard output");
+    if (rc == 0)
+        rc = process_flush_output(&e);
     if (rc < 0)
         fprintf(stderr, "fb-tokenizer: %s\n", e.msg);
     return rc == 0 ? 0 : 1;

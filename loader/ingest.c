@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/fs.h"
@@ -233,16 +234,33 @@ static int look_at_out(struct ingest *in, struct err *e)
     return rc < 0 ? rc : 1;
 }
 
+/* Locks OUT.partial, which must be new, empty, or the rest of an ingest. */
+static int lock_partial(struct ingest *in, struct err *e)
+{
+    char *path = mem_printf("%s/lock", in->partial);
+    struct stat held, there;
+    int rc = fs_mkdir_p(in->partial, 0755, e);
+    if (rc == 0 && !fs_exists(path) && !is_empty_dir(in->partial))
+        rc = err_set(e, ERR_INPUT,
+            "%s: exists and is not the rest of an interrupted ingest; remove it or choose another "
+            "--out",
+            in->partial);
+    if (rc == 0)
+        in->lock = rc = fs_lock(path, e);
+    if (rc == ERR_STATE)
+        err_prefix(e, "another ingest is at work");
+    /* The other may have published, and taken the lock's file along, just before we got it. */
+    else if (rc >= 0 && (fstat(in->lock, &held) < 0 || stat(path, &there) < 0 ||
+                            held.st_dev != there.st_dev || held.st_ino != there.st_ino))
+        rc = err_set(e, ERR_STATE, "%s: another ingest has just published it", in->o->out);
+    free(path);
+    return rc < 0 ? rc : 0;
+}
+
 /* Takes OUT.partial for us alone and empties it. */
 static int take_partial(struct ingest *in, struct err *e)
 {
-    int rc = fs_mkdir_p(in->partial, 0755, e);
-    char *path = mem_printf("%s/lock", in->partial);
-    if (rc == 0)
-        in->lock = rc = fs_lock(path, e);
-    free(path);
-    if (rc == ERR_STATE)
-        return err_prefix(e, "another ingest is at work");
+    int rc = lock_partial(in, e);
     if (rc < 0)
         return rc;
     struct dirent **names;
@@ -266,13 +284,14 @@ static int take_partial(struct ingest *in, struct err *e)
 
 static int publish(struct ingest *in, struct err *e)
 {
-    char *lock = mem_printf("%s/lock", in->partial);
+    char *lock = mem_printf("%s/lock", in->o->out);
     int rc = manifest_write(in->partial, &in->manifest, e);
     if (rc == 0) {
-        unlink(lock);
         rmdir(in->o->out); /* an empty directory may stand there */
         rc = fs_rename_durable(in->partial, in->o->out, e);
     }
+    if (rc == 0)
+        unlink(lock); /* moved along, and held until now */
     free(lock);
     return rc;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "common/check.h"
@@ -15,6 +16,8 @@
 #include "common/mem.h"
 
 #define COMMIT_BLOCKS 256 /* blocks of one LMDB transaction */
+
+#define DISK_FULL_BYTES (1u << 20) /* less than this left: a write failed for want of room */
 
 /* Zeros behind the last page. LMDB follows 16-bit offsets and key lengths without checking them:
  * with this tail the damaged ones among them still lead into the file. */
@@ -34,6 +37,11 @@ struct shard_writer {
 
 static int mdb_error(struct err *e, int rc, const char *path, const char *what)
 {
+    struct statvfs disk;
+    /* LMDB takes a write that was cut short, as by a full disk, for a failing device. */
+    if (rc == EIO && statvfs(path, &disk) == 0 &&
+        (uint64_t)disk.f_bavail * disk.f_frsize < DISK_FULL_BYTES)
+        rc = ENOSPC;
     return err_set(e, rc == ENOMEM || rc == ENOSPC || rc == MDB_MAP_FULL ? ERR_NOMEM : ERR_IO,
         "%s: %s: %s", path, what, mdb_strerror(rc));
 }

@@ -6,6 +6,7 @@
 
 #include "common/config.h"
 #include "common/model_preset.h"
+#include "common/process.h"
 #include "common/version.h"
 #include "trainer/plan_report.h"
 
@@ -147,6 +148,7 @@ int main(int argc, char **argv)
     struct options o = {0};
     struct config c;
     struct err e = {0};
+    process_open_streams();
     int status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
@@ -158,8 +160,8 @@ int main(int argc, char **argv)
             rc = report(&o, &c, &e);
         config_release(&c);
     }
-    if (rc == 0 && (fflush(stdout) != 0 || ferror(stdout)))
-        rc = err_errno(&e, "standard output");
+    if (rc == 0)
+        rc = process_flush_output(&e);
     if (rc < 0)
         fprintf(stderr, "fb-plan: %s\n", e.msg);
     return rc < 0 ? 1 : 0;

@@ -10,6 +10,7 @@
 #include "common/args.h"
 #include "common/config.h"
 #include "common/fs.h"
+#include "common/process.h"
 #include "common/version.h"
 #include "trainer/step_case.h"
 
@@ -194,16 +195,14 @@ int main(int argc, char **argv)
 {
     struct options o = {0};
     struct err e = {0};
+    process_open_streams();
     int status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
-    if (step(&o, &e) < 0) {
+    int rc = step(&o, &e);
+    if (rc == 0)
+        rc = process_flush_output(&e);
+    if (rc < 0)
         fprintf(stderr, "fb-step: %s\n", e.msg);
-        return 1;
-    }
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "fb-step: standard output: cannot be written\n");
-        return 1;
-    }
-    return 0;
+    return rc < 0 ? 1 : 0;
 }

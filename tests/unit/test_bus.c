@@ -100,6 +100,23 @@ static void test_long_path(void **state)
                   "and-another-directory-below-it-that-is-as-long-as-the-first-one/sock/");
 }
 
+/* A socket that a dead process left is replaced; a file of the user's is not. */
+static void test_bind_over_file(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct endpoint *second = NULL;
+    struct err e = {0};
+    open_at(&f, "");
+    char *file = mem_printf("%s.txt", f.path);
+    assert_int_equal(fs_write_atomic(file, "mine", 4, &e), 0);
+    assert_int_equal(endpoint_bind(f.bus, file, &second, &e), ERR_INPUT);
+    assert_non_null(strstr(e.msg, "not a socket"));
+    assert_int_equal(fs_size(file, &e), 4);
+    free(file);
+    close_all(&f);
+}
+
 /* A DEALER may come first; what it sent waits for the ROUTER. */
 static void test_connect_before_bind(void **state)
 {
@@ -352,6 +369,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_long_path),
+        cmocka_unit_test(test_bind_over_file),
         cmocka_unit_test(test_connect_before_bind),
         cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_timeout),

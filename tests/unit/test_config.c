@@ -58,6 +58,8 @@ static void test_defaults(void **state)
     for (int i = 0; i < REGIME_COUNT; i++)
         assert_true(c.eval.regimes[i]);
     config_release(&c);
+    assert_int_equal(parse("\xef\xbb\xbf" DATA, &c, &e), 0); /* as some editors write */
+    config_release(&c);
     assert_int_equal(parse(DATA "model: {feedback: false}\n", &c, &e), 0);
     assert_int_equal(c.train.phase_count, 1);
     assert_true(c.eval.regimes[REGIME_STANDARD] && !c.eval.regimes[REGIME_SOFT]);

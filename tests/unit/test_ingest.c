@@ -272,6 +272,15 @@ static void test_again(void **state)
     /* a directory that is no source: refused */
     o.out = in;
     assert_int_equal(ingest_run(&o, NULL, NULL, &r, &e), ERR_STATE);
+    /* a directory of the user's with the name of ours: refused, not emptied */
+    char *other = part("other"), *mine = part("other.partial/mine.txt");
+    write_corpus("other.partial", 1);
+    write_file("other.partial/mine.txt", "mine", 4);
+    o.out = other;
+    assert_int_equal(ingest_run(&o, NULL, NULL, &r, &e), ERR_INPUT);
+    assert_true(fs_exists(mine));
+    free(mine);
+    free(other);
     free(left);
     free(out);
     free(in);
