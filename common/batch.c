@@ -8,8 +8,8 @@
 
 /*
  * GET:   0 stream u32   4 zero u32   8 step u64   16 lo u64   24 hi u64
- * BATCH: 0 stream u32   4 rows u32   8 seq u32   12 zero u32   16 step u64   24 lo u64   32 content
- * u64 40 sample ids (R) u64 ‖ tokens (R, S + 1) u32 ‖ document starts (R, S) u8
+ * BATCH: 0 stream u32   4 rows u32   8 seq u32   12 zero u32   16 step u64   24 lo u64
+ *       32 content u64   40 sample ids (R) u64 ‖ tokens (R, S + 1) u32 ‖ document starts (R, S) u8
  */
 #define GET_BYTES      32
 #define BATCH_HEAD     40

@@ -197,8 +197,7 @@ int checkpoint_commit(const char *dir, int64_t step, const char *plan_hash, uint
         rc = err_set(e, ERR_INPUT, "%s: no file to commit", dir);
     if (rc == 0) {
         qsort(l.files, (size_t)l.count, sizeof *l.files, by_name);
-        /* The names must be durable, the directory's own too, before the manifest vouches for them.
-         */
+        /* The names, the directory's own too, are durable before the manifest vouches for them. */
         rc = fs_fsync_dir(dir, e);
     }
     if (rc == 0) {

@@ -38,8 +38,7 @@ int checkpoint_commit(const char *dir, int64_t step, const char *plan_hash, uint
 int checkpoint_verify(
     const char *dir, int deep, char sha256[SHA256_HEX], int64_t *step, struct err *e);
 
-/* Steps of committed checkpoints under `root`, ascending; *steps to be freed. Returns their number.
- */
+/* Steps of committed checkpoints under `root`, ascending, to be freed. Returns their number. */
 int checkpoint_list(const char *root, int64_t **steps, struct err *e);
 
 /*

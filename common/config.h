@@ -1,5 +1,5 @@
 /*
- * The configuration of a run: one YAML file, one table of keys (common/config.c) with type,
+ * The configuration of a run: one YAML file, one table of keys (common/config_table.c) with type,
  * bounds, default and help. Unknown keys, wrong types and values out of range are errors that name
  * file, line and the nearest known key.
  *
@@ -86,10 +86,9 @@ struct config {
         int fixed_point_passes;
     } eval;
     struct {
-        int trainer_threads,
-            evaluator_threads;    /* 0: every core; resolved when the run is created */
-        int evaluators;           /* processes; 0 none */
-        double heartbeat_seconds; /* 1; dead after 3 */
+        int trainer_threads, evaluator_threads; /* 0: every core; resolved at the run's creation */
+        int evaluators;                         /* processes; 0 none */
+        double heartbeat_seconds;               /* 1; dead after 3 */
     } process;
 };
 
@@ -107,6 +106,9 @@ void config_release(struct config *c);
 
 /* The resolved config as YAML that config_parse reads back to the same values. */
 void config_print(const struct config *c, struct buf *out);
+
+/* The most passes of a step in any phase. */
+int config_max_passes(const struct config *c);
 
 /* The keys that belong to the plan ("train.steps": 100, …), flat; config_parse reads its text back.
  * The caller's. */

@@ -63,7 +63,7 @@ static void derive_regimes(struct config *c)
     c->eval.regimes[REGIME_STANDARD] = 1;
     c->eval.regimes[REGIME_SOFT] = c->eval.regimes[REGIME_FUSED] = c->model.feedback;
 }
-static int most_passes(const struct config *c)
+int config_max_passes(const struct config *c)
 {
     int most = 1;
     for (int i = 0; i < c->train.phase_count; i++)
@@ -74,7 +74,7 @@ static int most_passes(const struct config *c)
 }
 static void derive_eval_passes(struct config *c)
 {
-    c->eval.passes = most_passes(c);
+    c->eval.passes = config_max_passes(c);
 }
 static void derive_fixed_point(struct config *c)
 {
@@ -147,8 +147,8 @@ static int check_train(const struct config *c, const char **key, struct err *e)
         return err_set(e, ERR_INPUT, "%lld steps of %d rows of %d tokens are more than 2^60 tokens",
             (long long)c->train.steps, c->train.batch_rows, c->data.seq_len);
     *key = "train.passes";
-    if (most_passes(c) > 1 && !c->model.feedback)
-        return err_set(e, ERR_INPUT, "%d passes need model.feedback: true", most_passes(c));
+    if (config_max_passes(c) > 1 && !c->model.feedback)
+        return err_set(e, ERR_INPUT, "%d passes need model.feedback: true", config_max_passes(c));
     return 0;
 }
 

@@ -137,8 +137,7 @@ int config_find(const char *name)
     return -1;
 }
 
-/* Edit distance with adjacent swaps, of names up to 63 bytes; a longer one is far from everything.
- */
+/* Edit distance with adjacent swaps; a name over 63 bytes is far from everything. */
 static int distance(const char *a, const char *b)
 {
     int d[3][64];

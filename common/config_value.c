@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/config_table.h"
+#include "common/json_canonical.h"
 #include "common/model_preset.h"
 #include "common/number.h"
 
@@ -40,8 +41,7 @@ static int wrong_type(
     return config_bad(s, v->line, "%s: \"%.80s\" is not %s", what, shown(v), wanted);
 }
 
-/* UTF-8 of characters that YAML takes for line breaks or does not print: they would not read back.
- */
+/* Characters that YAML takes for line breaks or does not print would not read back. */
 static int unprintable(const unsigned char *p)
 {
     return *p < 0x20 || *p == 0x7f || (p[0] == 0xc2 && p[1] < 0xa0) ||
@@ -99,13 +99,7 @@ int config_read_real(const struct config_source *s, const char *what, const stru
 
 void config_print_text(const char *text, struct buf *out)
 {
-    buf_add_char(out, '"');
-    for (const char *p = text; *p; p++) {
-        if (*p == '"' || *p == '\\')
-            buf_add_char(out, '\\');
-        buf_add_char(out, *p);
-    }
-    buf_add_char(out, '"');
+    json_canonical_text(text, strlen(text), out);
 }
 
 void config_print_real(double x, struct buf *out)

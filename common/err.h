@@ -37,8 +37,7 @@ int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format
 /* Like err_set with ": strerror(errno)" appended; ENOSPC and ENOMEM become ERR_NOMEM. */
 int err_errno(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Puts "context: " in front of the text; returns the recorded code (ERR_STATE if none or e NULL).
- */
+/* Puts "context: " in front of the text; returns its code (ERR_STATE if none or e NULL). */
 int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

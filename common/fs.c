@@ -130,7 +130,7 @@ int fs_mkdir_p(const char *path, unsigned mode, struct err *e)
 {
     char *p = mem_strdup(path);
     int rc = 0;
-    for (char *s = p + 1; rc == 0; s++) {
+    for (char *s = p + (*p == '/'); rc == 0; s++) {
         if (*s && *s != '/')
             continue;
         char saved = *s;

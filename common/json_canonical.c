@@ -5,7 +5,7 @@
 
 #include "common/number.h"
 
-static void add_string(const char *s, size_t n, struct buf *out)
+void json_canonical_text(const char *s, size_t n, struct buf *out)
 {
     buf_add_char(out, '"');
     for (size_t i = 0; i < n; i++) {
@@ -38,7 +38,7 @@ static void add_object(const json_t *j, struct buf *out)
     for (size_t i = 0; i < n; i++) {
         if (i)
             buf_add_char(out, ',');
-        add_string(keys[i], strlen(keys[i]), out);
+        json_canonical_text(keys[i], strlen(keys[i]), out);
         buf_add_char(out, ':');
         json_canonical(json_object_get(j, keys[i]), out);
     }
@@ -68,7 +68,7 @@ void json_canonical(const json_t *j, struct buf *out)
         add_array(j, out);
         break;
     case JSON_STRING:
-        add_string(json_string_value(j), json_string_length(j), out);
+        json_canonical_text(json_string_value(j), json_string_length(j), out);
         break;
     case JSON_INTEGER:
         buf_printf(out, "%lld", (long long)json_integer_value(j));

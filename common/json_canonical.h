@@ -11,6 +11,8 @@
 
 #include "common/mem.h"
 
-void json_canonical(const json_t *j, struct buf *out); /* appends */
+/* Both append. */
+void json_canonical(const json_t *j, struct buf *out);
+void json_canonical_text(const char *s, size_t n, struct buf *out); /* a string, in quotes */
 
 #endif

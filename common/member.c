@@ -18,15 +18,13 @@ struct member {
     int welcomed;
     double heartbeat;             /* seconds */
     double next_send, last_heard; /* monotonic seconds */
-    uint64_t dropped;
 };
 
 int member_new(struct bus *b, const struct member_id *id, struct member **out, struct err *e)
 {
     struct member *m = mem_array(1, sizeof *m);
     char name[BUS_PEER_BYTES];
-    /* With the pid: a process that was given up must not take its successor's place on the socket.
-     */
+    /* With the pid: a process that was given up must not take its successor's place. */
     snprintf(name, sizeof name, "%s-%d-%d", id->role, id->rank, (int)getpid());
     m->id = *id;
     m->heartbeat = id->run->config.process.heartbeat_seconds;
@@ -97,10 +95,8 @@ static int take_in(struct member *m, const struct message *msg, struct err *e)
         json_decref(j);
         return rc;
     }
-    if (msg->head.run_epoch < m->epoch) {
-        m->dropped++;
+    if (msg->head.run_epoch < m->epoch)
         return 0;
-    }
     if (msg->head.type == WIRE_WELCOME || msg->head.type == WIRE_RELOAD) {
         m->epoch = msg->head.run_epoch;
         m->welcomed = 1;
@@ -112,10 +108,8 @@ int member_recv(struct member *m, struct message *msg, struct err *e)
 {
     for (;;) {
         int rc = endpoint_recv(m->ep, 0, msg, e);
-        if (rc == ERR_CORRUPT || rc == ERR_MISMATCH) {
-            m->dropped++;
+        if (rc == ERR_CORRUPT || rc == ERR_MISMATCH)
             continue;
-        }
         if (rc <= 0)
             return rc;
         rc = take_in(m, msg, e);
@@ -141,9 +135,4 @@ int member_welcomed(const struct member *m)
 uint32_t member_epoch(const struct member *m)
 {
     return m->epoch;
-}
-
-uint64_t member_dropped(const struct member *m)
-{
-    return m->dropped;
 }

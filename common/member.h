@@ -50,7 +50,7 @@ int member_tick(struct member *m, struct err *e);
 /*
  * 1: a message for the caller (release it); 0: nothing more now. ERR_MISMATCH: REFUSEd, the
  * scheduler's reason in e (the process exits 100). ERR_IO: the socket is unusable. Heartbeats are
- * taken in here. Frames that are not ours are dropped and counted.
+ * taken in here. Frames that are not ours are dropped.
  */
 int member_recv(struct member *m, struct message *msg, struct err *e);
 
@@ -59,6 +59,5 @@ int member_send(struct member *m, int type, uint64_t request_id, json_t *j, stru
 
 int member_welcomed(const struct member *m);
 uint32_t member_epoch(const struct member *m);
-uint64_t member_dropped(const struct member *m); /* messages of older epochs and bad frames */
 
 #endif

@@ -12,9 +12,8 @@
 #include "common/hash.h"
 
 #define PLAN_VERSION     2
-#define PLAN_BLOCK_SLOTS 4096 /* ordinals of a block, over which the weights hold exactly */
-#define PLAN_VAL_EPOCH                                                                             \
-    0xffffu /* the epoch field of a validation sample's id; training stays below */
+#define PLAN_BLOCK_SLOTS 4096    /* ordinals of a block, over which the weights hold exactly */
+#define PLAN_VAL_EPOCH   0xffffu /* of a validation sample's id; training stays below */
 
 /* One source of the plan: what its manifest said when the plan was made. */
 struct plan_source {
@@ -22,9 +21,9 @@ struct plan_source {
     double weight;
     char manifest_root[SHA256_HEX];
     uint64_t train_tokens, val_tokens;
-    uint64_t train_samples,
-        val_samples; /* rows of seq_len + 1 tokens, sharing one: floor((tokens − 1) / S) */
-    int quota;       /* slots of each 4,096-slot block; sum over sources is 4,096 */
+    /* Rows of S + 1 tokens, neighbours sharing one: floor((tokens − 1) / S). */
+    uint64_t train_samples, val_samples;
+    int quota; /* slots of each 4,096-slot block; sum over sources is 4,096 */
 };
 
 struct plan {
@@ -53,8 +52,7 @@ double plan_lr(const struct plan *p, int64_t step);
 
 /* -- the order of samples. Global ordinals of step s: [s·batch_rows, (s+1)·batch_rows). -- */
 
-/* What one ordinal stands for. id packs source (8 bits) · epoch (16) · index (40), unique in a run.
- */
+/* What one ordinal stands for. id: source (8 bits) · epoch (16) · index (40), unique in a run. */
 struct sample {
     int source;
     uint64_t epoch, index;

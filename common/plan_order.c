@@ -12,8 +12,8 @@ uint64_t feistel(uint64_t key, uint64_t i, uint64_t n)
     while ((uint64_t)1 << (2 * half) < n)
         half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
-    do { /* the network permutes [0, 4^half); walking the cycle until it is below n permutes [0, n)
-          */
+    /* The network permutes [0, 4^half); walking its cycle until below n permutes [0, n). */
+    do {
         uint64_t left = i >> half, right = i & mask;
         for (uint64_t round = 0; round < FEISTEL_ROUNDS; round++) {
             uint64_t next = left ^ (rng_u64(rng_key(key, round), right) & mask);
@@ -36,8 +36,7 @@ struct sample plan_train_sample(const struct plan *p, uint64_t ordinal)
     uint64_t slot = feistel(rng_key(plan_key(p->c.train.seed, PLAN_SLOTS), block),
         ordinal % PLAN_BLOCK_SLOTS, PLAN_BLOCK_SLOTS);
     int s = 0;
-    while (
-        slot >= (uint64_t)p->sources[s].quota) /* the permuted slot falls into one source's quota */
+    while (slot >= (uint64_t)p->sources[s].quota) /* whose quota the permuted slot falls into */
         slot -= (uint64_t)p->sources[s++].quota;
     uint64_t draw = block * (uint64_t)p->sources[s].quota + slot, n = p->sources[s].train_samples;
     struct sample out = {.source = s, .epoch = draw / n};

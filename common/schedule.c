@@ -38,12 +38,7 @@ int plan_passes(const struct plan *p, int64_t step)
 
 int plan_max_passes(const struct plan *p)
 {
-    int most = 1;
-    for (int i = 0; i < p->c.train.phase_count; i++)
-        for (int k = most + 1; k <= CONFIG_MAX_PASSES; k++)
-            if (p->c.train.phases[i].share[k] > 0)
-                most = k;
-    return most;
+    return config_max_passes(&p->c);
 }
 
 static double fall_cosine(const struct plan *p, double step)

@@ -1,23 +1,9 @@
 /* Writing tokenizer.json. By hand, because the order and the layout are part of the file's hash. */
-#include <stdio.h>
+#include <string.h>
 
 #include "common/byte_alphabet.h"
+#include "common/json_canonical.h"
 #include "common/tokenizer_impl.h"
-
-/* A JSON string of text that is valid UTF-8. */
-static void add_json_string(struct buf *out, const char *s, size_t n)
-{
-    buf_add_char(out, '"');
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] == '"' || s[i] == '\\')
-            buf_add_char(out, '\\');
-        if ((unsigned char)s[i] < 0x20)
-            buf_printf(out, "\\u%04x", s[i]);
-        else
-            buf_add_char(out, s[i]);
-    }
-    buf_add_char(out, '"');
-}
 
 /* Appends the spelling of a token: in the byte alphabet, or as it is for a special one. */
 static void add_spelling(const struct tokenizer_spec *spec, uint32_t id, struct buf *out)
@@ -38,7 +24,7 @@ static void add_vocab(const struct tokenizer_spec *spec, struct buf *out)
         buf_clear(&spelling);
         add_spelling(spec, id, &spelling);
         buf_add_str(out, "      ");
-        add_json_string(out, spelling.data, spelling.len);
+        json_canonical_text(spelling.data, spelling.len, out);
         buf_printf(out, ": %u%s\n", id, id + 1 < spec->n_ids ? "," : "");
     }
     buf_add_str(out, "    },\n");
@@ -55,7 +41,7 @@ static void add_merges(const struct tokenizer_spec *spec, struct buf *out)
         buf_add_char(&spelling, ' ');
         add_spelling(spec, spec->merges[i].right, &spelling);
         buf_add_str(out, "      ");
-        add_json_string(out, spelling.data, spelling.len);
+        json_canonical_text(spelling.data, spelling.len, out);
         buf_add_str(out, i + 1 < spec->n_merges ? ",\n" : "\n");
     }
     buf_add_str(out, "    ]\n");
@@ -80,7 +66,7 @@ void tokenizer_format(const struct tokenizer_spec *spec, struct buf *out)
         "      {\"type\": \"Split\", \"behavior\": \"Isolated\", \"invert\": false,\n"
         "       \"pattern\": {\"Regex\": ",
         TOKENIZER_TRAINED_EOT, TOKENIZER_EOT);
-    add_json_string(out, spec->regex, __builtin_strlen(spec->regex));
+    json_canonical_text(spec->regex, strlen(spec->regex), out);
     buf_add_str(out, "}},\n"
                      "      {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                      "\"trim_offsets\": true,\n"

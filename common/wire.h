@@ -7,9 +7,7 @@
  *
  * Frame 1 is the body: JSON for control, arrays for batches. A different major is refused naming
  * both; a longer header of a later minor is accepted and its tail ignored. common/proto.abnf states
- * every message.
- *
- * Who sends what to whom, with every body, is the table in common/proto.abnf.
+ * every message: who sends it to whom, and its body.
  */
 #ifndef COMMON_WIRE_H
 #define COMMON_WIRE_H

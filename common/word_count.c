@@ -23,12 +23,6 @@ void word_counts_release(struct word_counts *w)
     *w = (struct word_counts){0};
 }
 
-void word_counts_clear(struct word_counts *w)
-{
-    word_counts_release(w);
-    word_counts_init(w);
-}
-
 static void index_entry(struct word_counts *w, size_t entry)
 {
     size_t i = w->entries[entry].hash & w->slot_mask;

@@ -28,7 +28,6 @@ struct word_counts {
 
 void word_counts_init(struct word_counts *w);
 void word_counts_release(struct word_counts *w);
-void word_counts_clear(struct word_counts *w);
 
 void word_counts_add(struct word_counts *w, const char *text, uint32_t len, uint64_t count);
 void word_counts_merge(struct word_counts *into, const struct word_counts *from);

@@ -74,7 +74,8 @@ static void find_ages(const struct rows *r, int at, int count, int32_t *age)
 }
 
 /* One batch of rows [at, at + count) through all passes. */
-static void walk_batch(const struct pass_walk *w, int at, int count, int passes, uint8_t *masks)
+static int walk_batch(
+    const struct pass_walk *w, int at, int count, int passes, uint8_t *masks, struct err *e)
 {
     const struct rows *r = w->job->rows;
     struct pass_walk walk = *w;
@@ -90,7 +91,10 @@ static void walk_batch(const struct pass_walk *w, int at, int count, int passes,
         .passes = passes,
         .masks = passes > 1 ? masks : NULL};
     int want = MODEL_WANT_LOSSES | (w->before ? MODEL_WANT_HIDDEN : 0);
-    model_forward(w->job->snapshot->model, &b, want, visit_pass, &walk);
+    int rc = model_forward(w->job->snapshot->model, &b, want, visit_pass, &walk);
+    if (rc > 0) /* visit_pass() was asked to stop */
+        return err_set(e, ERR_STOPPED, "stopped while scoring");
+    return rc < 0 ? err_set(e, rc, "%d rows through %d passes failed", count, passes) : 0;
 }
 
 /* Runs `passes` fully fused passes over all rows; sums (passes) are added to. */
@@ -112,9 +116,7 @@ static int walk_passes(
     for (int at = 0; rc == 0 && at < r->count; at += SUITE_BATCH_ROWS) {
         int count = r->count - at < SUITE_BATCH_ROWS ? r->count - at : SUITE_BATCH_ROWS;
         find_ages(r, at, count, age);
-        walk_batch(&w, at, count, passes, masks);
-        if (job->stop && atomic_load(job->stop))
-            rc = err_set(e, ERR_STOPPED, "stopped while scoring");
+        rc = walk_batch(&w, at, count, passes, masks, e);
     }
     free(masks);
     free(age);

@@ -262,8 +262,7 @@ static void store_hidden(struct decoder *dec, const struct decode_row *rows, int
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-/* Rows to their states in pass.h. border: the state before row 0, where it is not the newest one.
- */
+/* Rows to their states in pass.h. border: the state before row 0, if it is not the newest one. */
 static void run_rows(struct decoder *dec, const struct decode_row *rows, int n, const float *border)
 {
     struct model *m = dec->m;

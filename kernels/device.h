@@ -57,8 +57,8 @@ struct device_ops {
     const char *name;
 
     /* -- memory ------------------------------------------------------------------------- */
-    void *(*alloc)(
-        struct device *d, size_t bytes); /* 64-byte aligned, zeroed; NULL when exhausted */
+    /* 64-byte aligned, zeroed; NULL when exhausted */
+    void *(*alloc)(struct device *d, size_t bytes);
     void (*free)(struct device *d, void *p);
     void (*upload)(struct device *d, void *dst, const void *host, size_t bytes);
     void (*download)(struct device *d, void *host, const void *src, size_t bytes);
@@ -101,10 +101,11 @@ struct device_ops {
     void (*rope)(struct device *d, float *x, const int32_t *positions, const float *cos_table,
         const float *sin_table, int n, int heads, int head_dim, int inverse);
 
-    /* -- attention: causal, query (b, t) sees keys first[b, t] … t of its row (a document mask, and
-     * later a window, is a choice of `first`); first is non-decreasing in t. Scale
-     * 1/sqrt(head_dim). Never T×T in memory. q, out (B·T, heads, hd); k, v (B·T, kv_heads, hd); lse
-     * (B, heads, T): log-sum-exp of the scores */
+    /* -- attention: causal, query (b, t) sees keys first[b, t] … t of its row (a document mask, or
+     * a window, is a choice of `first`); first is non-decreasing in t. Scale 1/sqrt(head_dim).
+     * Never T×T in memory.
+     * q, out (B·T, heads, hd); k, v (B·T, kv_heads, hd); lse (B, heads, T): log-sum-exp of scores
+     */
     void (*attn_fwd)(struct device *d, float *out, float *lse, const float *q, const float *k,
         const float *v, const int32_t *first, const struct attn_shape *s);
     /* dq = ; dk =, dv = ; work: attn_bwd_work floats */
@@ -189,15 +190,14 @@ struct device_ops {
         const float *weights, int n, int vocab, float dscale);
 
     /* -- vectors ------------------------------------------------------------------------------ */
-    void (*add)(
-        struct device *d, float *y, const float *x, float alpha, size_t n); /* y += alpha·x */
+    /* y += alpha·x */
+    void (*add)(struct device *d, float *y, const float *x, float alpha, size_t n);
     void (*scale)(struct device *d, float *y, float alpha, size_t n);
     /* Σ x² and Σ x in double, fixed order; host results; synchronises */
     double (*sum_sq)(struct device *d, const float *x, size_t n);
     double (*sum)(struct device *d, const float *x, size_t n);
 
-    /* -- optimizer: decoupled AdamW (Loshchilov & Hutter) on n elements, in place ---------------
-     */
+    /* -- optimizer: decoupled AdamW (Loshchilov & Hutter) on n elements, in place ------------ */
     void (*adamw)(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
         const struct adamw_args *a);
 };

@@ -1,5 +1,4 @@
-/* Backward from the last pass to the first: each pass's loss, and what later passes took from it.
- */
+/* Backward from the last pass to the first: a pass's loss, and what later passes took from it. */
 #include "common/check.h"
 #include "kernels/model_internal.h"
 

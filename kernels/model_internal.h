@@ -117,8 +117,7 @@ void model_layout(struct model *m, struct model_memory *sizes);
 int model_pass_sets(const struct model *m);
 void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l);
 
-/* --- blocks, shared by the model and the decoder ------------------------------------------------
- */
+/* --- blocks, shared by the model and the decoder ---------------------------------------------- */
 
 /* A set of rows on its way through the blocks. */
 struct block_run {

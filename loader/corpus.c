@@ -17,8 +17,7 @@
 
 #define READ_CHUNK (1u << 20)
 
-/* Chooses validation. A constant, so that a document is on the same side in every source ever made.
- */
+/* Chooses validation. A constant: a document is on the same side in every source ever made. */
 #define VAL_KEY 0x76616c696461746eu
 
 void corpus_release(struct corpus *c)
@@ -227,11 +226,10 @@ static int scan_jsonl(struct scan *s, struct found *f, size_t file, struct err *
     return rc;
 }
 
-/* Is a file of a directory something else than text, as far as its beginning tells? */
-static int looks_binary(const char *path)
+int corpus_is_binary(const struct corpus_file *f)
 {
-    char head[4096];
-    int fd = fs_open_regular(path, NULL);
+    char head[8192];
+    int fd = f->given ? -1 : fs_open_regular(f->path, NULL);
     ssize_t n = fd < 0 ? -1 : read(fd, head, sizeof head);
     if (fd >= 0)
         close(fd);
@@ -242,7 +240,7 @@ static int scan_text(struct scan *s, struct found *f, size_t file, struct err *e
 {
     const struct corpus_file *p = &s->c->files[file];
     struct buf b = BUF_INIT;
-    if (!p->given && looks_binary(p->path)) {
+    if (corpus_is_binary(p)) {
         f->binary++;
         atomic_fetch_add(&s->done, p->bytes);
         return 0;
@@ -276,8 +274,7 @@ static void scan_take(struct scan *s, struct found *f)
     c->binary_files += f->binary;
 }
 
-/* Files are taken in order, so when one fails all before it were taken: the least failure is found.
- */
+/* Files are taken in order: when one fails all before it were taken, so the first failure wins. */
 static void scan_job(void *arg)
 {
     struct scan *s = arg;

@@ -62,8 +62,10 @@ typedef int corpus_watch(void *arg, const char *what, uint64_t done, uint64_t to
 
 /* Finds the files. Errors name the input. */
 int corpus_list(const char *const *inputs, int count, struct corpus *out, struct err *e);
-/* Reads them all and notes every document. The first error in the order of the files' names wins.
- */
+/* Was it found in a directory, and begins with something else than text (a NUL byte)? One that
+ * cannot be read is not: who reads it says why. */
+int corpus_is_binary(const struct corpus_file *f);
+/* Reads them all and notes every document. The first error in the order of the files wins. */
 int corpus_scan(struct corpus *c, const struct corpus_options *o, corpus_watch *watch, void *arg,
     struct err *e);
 /* Drops copies, chooses validation and sorts by order, validation and training mixed. */

@@ -11,8 +11,7 @@
 typedef void crew_job(void *arg);
 typedef void crew_tick(void *arg);
 
-/* Threads that cannot be started are done without; at least one job runs, in the caller if need be.
- */
+/* Threads that cannot be started are done without; one job runs in the caller if none can. */
 void crew_run(int threads, crew_job *job, crew_tick *tick, void *arg);
 
 #endif

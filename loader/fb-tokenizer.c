@@ -18,7 +18,6 @@
 #include "loader/corpus.h"
 
 #define INPUT_MAX_BYTES ((uint64_t)4 << 30)
-#define SNIFF_BYTES     8192 /* where a NUL byte shows that a file is not text */
 
 static const char usage[] =
     "usage: fb-tokenizer train --vocab N --out FILE [options] INPUT...\n"
@@ -70,19 +69,6 @@ static void draw(void *ctx, const char *phase, uint64_t done, uint64_t total)
     progress_at(&b->progress, done);
 }
 
-/* 1 when a file looks like text, 0 when it has a NUL byte near its start. */
-static int looks_like_text(const char *path, struct err *e)
-{
-    char head[SNIFF_BYTES];
-    FILE *f = fopen(path, "rbe");
-    if (!f)
-        return err_errno(e, "%s", path);
-    size_t n = fread(head, 1, sizeof head, f);
-    int rc = ferror(f) ? err_errno(e, "%s", path) : !memchr(head, 0, n);
-    fclose(f);
-    return rc;
-}
-
 /* Counts the documents of .jsonl files; `lines` holds those files alone. */
 static int add_json_lines(
     struct bpe_trainer *t, const struct options *o, struct corpus *lines, struct err *e)
@@ -110,19 +96,16 @@ static int add_inputs(
     struct corpus lines = {0};
     lines.files = mem_array(found->file_count, sizeof *lines.files);
     size_t n = 0;
-    int rc = 0;
-    for (size_t i = 0; rc >= 0 && i < found->file_count; i++) {
+    for (size_t i = 0; i < found->file_count; i++) {
         struct corpus_file *f = &found->files[i];
-        rc = f->given || f->jsonl ? 1 : looks_like_text(f->path, e);
-        if (rc == 1 && f->jsonl) {
+        if (f->jsonl) {
             lines.files[lines.file_count++] = *f;
             f->path = NULL; /* ownership moves */
-        } else if (rc == 1) {
+        } else if (!corpus_is_binary(f)) {
             paths[n++] = f->path;
         }
     }
-    if (rc >= 0)
-        rc = bpe_trainer_add_files(t, paths, n, e);
+    int rc = bpe_trainer_add_files(t, paths, n, e);
     if (rc == 0)
         rc = add_json_lines(t, o, &lines, e);
     corpus_release(&lines);

@@ -22,9 +22,8 @@ struct ingest_options {
     struct corpus_options read;
     double val_share;
     uint64_t seed;
-    uint64_t
-        shard_bytes; /* a shard is closed at the first document's end behind so many stored bytes */
-    uint64_t max_bytes; /* of text; 0: all */
+    uint64_t shard_bytes; /* a shard ends with the document that reaches so many stored bytes */
+    uint64_t max_bytes;   /* of text; 0: all */
     int block_tokens;
 };
 

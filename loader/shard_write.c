@@ -111,9 +111,9 @@ int shard_writer_new(
     if (rc == 0)
         rc = mdb_dbi_open(w->txn, "meta", MDB_CREATE, &w->meta_db);
     if (rc != 0) {
-        mdb_error(e, rc, path, "create");
+        rc = mdb_error(e, rc, path, "create");
         writer_free(w);
-        return e ? e->code : ERR_IO;
+        return rc;
     }
     *out = w;
     return 0;

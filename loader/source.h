@@ -21,8 +21,8 @@ int source_open(const char *dir, int cache_blocks, struct source **out, struct e
 void source_close(struct source **s);
 
 const struct manifest *source_manifest(const struct source *s);
-uint64_t source_rows(
-    const struct source *s, int split, int seq); /* ⌊(tokens − 1) / S⌋, 0 if empty */
+/* ⌊(tokens − 1) / S⌋, 0 if empty */
+uint64_t source_rows(const struct source *s, int split, int seq);
 
 /*
  * Row `index` of a split: tokens (S + 1), doc_starts (S): 1 at a document's first token, and at
@@ -41,8 +41,7 @@ uint64_t source_blocks(const struct source *s, int split);
 int source_block(struct source *s, int split, uint64_t i, struct block *out, int *shard,
     uint64_t *stored_bytes, struct err *e);
 
-/* progress(arg, bytes of files done, all of them); may be NULL. A value ≠ 0 stops with ERR_STOPPED.
- */
+/* Bytes of files done, of all; may be NULL. A value ≠ 0 stops the work with ERR_STOPPED. */
 typedef int source_progress(void *arg, uint64_t done, uint64_t total);
 
 /* Checks every shard: the file's SHA-256, all blocks, counts, the content hash in the manifest's

@@ -3,8 +3,7 @@
 #include "common/check.h"
 #include "kernels/cpu/cpu.h"
 
-/* m and v are the running means of g and g²; both start at 0, which the division by 1 − βᵗ undoes.
- */
+/* m and v: running means of g and g²; they start at 0, which the division by 1 − βᵗ undoes. */
 void cpu_adamw(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
     const struct adamw_args *a)
 {

@@ -223,8 +223,7 @@ size_t cpu_attn_bwd_work(struct device *d, const struct attn_shape *s)
     return 0; /* blocks of scores are on the stack */
 }
 
-/* Pointers at the first query of the block, strides as the block's; dk, dv at the row's first key.
- */
+/* At the first query of the block, with its strides; dk, dv at the row's first key. */
 struct grads {
     float *dq, *dk, *dv;
     const float *dout, *out, *lse;
