@@ -26,8 +26,8 @@ enum { EXIT_DONE = 0, EXIT_INPUT = 1, EXIT_USAGE = 2, EXIT_FINAL = 100, EXIT_RES
 static const char usage[] =
     "usage: fb-loader --run DIR [options]\n"
     "\n"
-    "Serves training and validation rows of the run to its trainers and evaluators. Started by "
-    "ops/launch.\n"
+    "Serves training and validation rows of the run to its trainers and evaluators.\n"
+    "Started by ops/launch.\n"
     "\n"
     "  --run DIR       the run's directory\n"
     "  --standalone    serve without a scheduler, until told to stop (for ops/eval)\n"
@@ -35,8 +35,7 @@ static const char usage[] =
     "  --cache-mb N    memory for rows decoded ahead, 1 to 65536 (default: 64)\n"
     "  --help, --version\n"
     "\n"
-    "Exit codes: 0 finished or asked to stop; 1 wrong input; 2 usage; 100 refused, do not "
-    "restart;\n"
+    "Exit codes: 0 finished or asked to stop; 1 wrong input; 2 usage; 100 do not restart me;\n"
     "111 restart me.\n";
 
 struct options {
