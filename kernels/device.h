@@ -184,10 +184,11 @@ struct device_ops {
 
     /* -- cross-entropy on a chunk of logits (n, V); targets −1 are not counted ----------------- */
     /* losses[i] = −log softmax(logits[i])[target] (0 where not counted). Where dscale != 0 the
-     * logits are replaced by dscale · weights[i] · (softmax − onehot), 0 rows where not counted;
-     * weights (n) may be NULL: all 1. */
+     * logits are replaced by dscale · weights[i] · the gradient of losses[i] + z_loss · lse², lse
+     * the log-sum-exp of the row: (1 + 2 z_loss lse) softmax − onehot; 0 rows where not counted.
+     * The losses are those without z_loss. weights (n) may be NULL: all 1. */
     void (*xent)(struct device *d, float *losses, float *logits, const int32_t *targets,
-        const float *weights, int n, int vocab, float dscale);
+        const float *weights, int n, int vocab, float dscale, float z_loss);
 
     /* -- vectors ------------------------------------------------------------------------------ */
     /* y += alpha·x */

@@ -37,6 +37,7 @@ struct model_batch {
     float jitter;
     const uint64_t *noise_keys; /* (K−1, B); used where jitter > 0 and noise is NULL */
     const float *noise;         /* (K−1, B, T, D) or NULL: given noise (golden cases) */
+    float z_loss;               /* gradients only: of loss + z_loss · (log-sum-exp of logits)² */
 };
 
 int model_new(struct device *d, const struct model_config *c, const struct model_limits *lim,

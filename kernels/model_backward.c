@@ -190,6 +190,7 @@ void model_train(
 {
     struct block_run r = model_block_run(m, b->batch * b->seq);
     CHECK(m->lim.train && b->passes <= m->lim.passes && b->targets);
+    m->z_loss = b->z_loss;
     model_batch_upload(m, b);
     plain_input(&r, m->tokens, &m->in, b->passes > 1);
     for (int k = 0; k < b->passes; k++)

@@ -164,7 +164,8 @@ void model_readout(struct model *m, const float *h, int n, float dscale, float *
         if (host)
             o->download(m->d, host + (size_t)at * (size_t)vocab, logits,
                 (size_t)rows * (size_t)vocab * sizeof(float));
-        o->xent(m->d, m->s.losses + at, logits, m->targets + at, NULL, rows, vocab, dscale);
+        o->xent(
+            m->d, m->s.losses + at, logits, m->targets + at, NULL, rows, vocab, dscale, m->z_loss);
         if (dscale == 0)
             continue;
         o->matmul(m->d, 0, 0, rows, dim, vocab, 1, logits, vocab, m->w.embed, dim, 1,

@@ -101,6 +101,7 @@ struct model {
     int32_t *tokens, *targets;    /* (N) */
     int32_t *positions, *first;   /* (N) of the row's document where doc_mask */
     int32_t *first_window;        /* (N) inside the window too; first without windows */
+    float z_loss;                 /* of the batch in training */
     int chunk;                    /* rows of logits at a time */
     int32_t *host_positions, *host_first, *host_window; /* host: (N) */
 };

@@ -89,7 +89,7 @@ void cpu_scatter_rows(
 void cpu_scatter_add_rows(
     struct device *d, float *out, const float *in, const int32_t *rows, int n, int dim);
 void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets,
-    const float *weights, int n, int vocab, float dscale);
+    const float *weights, int n, int vocab, float dscale, float z_loss);
 void cpu_add(struct device *d, float *y, const float *x, float alpha, size_t n);
 void cpu_scale(struct device *d, float *y, float alpha, size_t n);
 double cpu_sum_sq(struct device *d, const float *x, size_t n);

@@ -41,23 +41,24 @@ static double exp_sum(float *x, int n, float m, int keep)
     return total;
 }
 
-/* Where keep, x becomes dscale · (softmax − onehot). */
-static float xent_row(float *x, int target, int vocab, int keep, float dscale)
+/* Where keep, x becomes dscale · ((1 + 2 z_loss lse) softmax − onehot). */
+static float xent_row(float *x, int target, int vocab, int keep, float dscale, float z_loss)
 {
     float m = row_max(x, vocab), at_target = x[target];
     double sum = exp_sum(x, vocab, m, keep);
+    double lse = log(sum) + (double)m;
     if (keep) {
-        float f = (float)((double)dscale / sum);
+        float f = (float)((double)dscale * (1.0 + 2.0 * (double)z_loss * lse) / sum);
 #pragma omp simd
         for (int j = 0; j < vocab; j++)
             x[j] *= f;
         x[target] -= dscale;
     }
-    return (float)(log(sum) + (double)m - (double)at_target);
+    return (float)(lse - (double)at_target);
 }
 
 void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *targets,
-    const float *weights, int n, int vocab, float dscale)
+    const float *weights, int n, int vocab, float dscale, float z_loss)
 {
     size_t width = (size_t)vocab;
 #pragma omp parallel for num_threads(d->threads) schedule(static) if ((size_t)n * width > CPU_SMALL)
@@ -66,7 +67,7 @@ void cpu_xent(struct device *d, float *losses, float *logits, const int32_t *tar
         CHECK(targets[i] >= -1 && targets[i] < vocab);
         if (targets[i] >= 0) {
             float w = weights ? dscale * weights[i] : dscale;
-            losses[i] = xent_row(row, targets[i], vocab, dscale != 0.0f, w);
+            losses[i] = xent_row(row, targets[i], vocab, dscale != 0.0f, w, z_loss);
         } else {
             losses[i] = 0.0f;
             if (dscale != 0.0f)

@@ -80,7 +80,7 @@ void test_batch_make(struct test_batch *t, const struct model_config *c, int bat
             t->keys[k * (size_t)batch + r] = rng_key(seed, 1000 + k * 100 + r);
     }
     t->b = (struct model_batch){batch, seq, t->tokens, t->targets, t->doc_starts, passes,
-        extra ? t->masks : NULL, jitter, t->keys, NULL};
+        extra ? t->masks : NULL, jitter, t->keys, NULL, 0};
 }
 
 void test_batch_release(struct test_batch *t)

@@ -177,8 +177,8 @@ static void input(const struct twin *m, const struct model_batch *b, int k, int 
     free(x);
 }
 
-/* Loss of one position, from its h. */
-static double token_loss(const struct twin *m, const double *h, int target)
+/* Loss of one position, from its h, and the log-sum-exp of its logits. */
+static double token_loss(const struct twin *m, const double *h, int target, double *lse)
 {
     const double *e = tensor(m, weight_embed());
     int v = m->c->vocab, d = m->c->dim;
@@ -188,13 +188,16 @@ static double token_loss(const struct twin *m, const double *h, int target)
         top = fmax(top, z[i]);
     for (int i = 0; i < v; i++)
         sum += exp(z[i] - top);
-    double loss = top + log(sum) - z[target];
+    *lse = top + log(sum);
+    double loss = *lse - z[target];
     free(z);
     return loss;
 }
 
-/* Row r, pass k: h (T, D) of the pass before → of this one; returns the sum of losses. */
-static double row_pass(const struct twin *m, const struct model_batch *b, int k, int r, double *h)
+/* Row r, pass k: h (T, D) of the pass before → of this one; returns the sum of losses, adds squared
+ * log-sum-exps to lse_sq. */
+static double row_pass(
+    const struct twin *m, const struct model_batch *b, int k, int r, double *h, double *lse_sq)
 {
     const struct model_config *c = m->c;
     int d = c->dim, seq = b->seq;
@@ -211,8 +214,11 @@ static double row_pass(const struct twin *m, const struct model_batch *b, int k,
         block(m, l, x, first, pos, seq);
     for (int t = 0; t < seq; t++) {
         norm(h + t * d, x + t * d, tensor(m, weight_norm(c)), d, (double)c->norm_eps);
-        if (b->targets && b->targets[r * seq + t] >= 0)
-            sum += token_loss(m, h + t * d, b->targets[r * seq + t]);
+        if (b->targets && b->targets[r * seq + t] >= 0) {
+            double lse;
+            sum += token_loss(m, h + t * d, b->targets[r * seq + t], &lse);
+            *lse_sq += lse * lse;
+        }
     }
     free(x);
     free(first);
@@ -227,9 +233,14 @@ void twin_forward(const struct model_config *c, const struct weight_table *t, co
     size_t row = (size_t)b->seq * (size_t)c->dim;
     double *h = mem_array(row, sizeof *h);
     memset(out->losses, 0, (size_t)b->passes * sizeof *out->losses);
+    if (out->lse_sq)
+        memset(out->lse_sq, 0, (size_t)b->passes * sizeof *out->lse_sq);
     for (int r = 0; r < b->batch; r++)
         for (int k = 0; k < b->passes; k++) {
-            out->losses[k] += row_pass(&m, b, k, r, h);
+            double squares = 0;
+            out->losses[k] += row_pass(&m, b, k, r, h, &squares);
+            if (out->lse_sq)
+                out->lse_sq[k] += squares;
             if (out->hidden)
                 memcpy(out->hidden + ((size_t)k * (size_t)b->batch + (size_t)r) * row, h,
                     row * sizeof *h);
@@ -240,9 +251,11 @@ void twin_forward(const struct model_config *c, const struct weight_table *t, co
 double twin_total(const struct model_config *c, const struct weight_table *t, const double *w,
     const struct model_batch *b, double lambda, double scale)
 {
-    double *losses = mem_array((size_t)b->passes, sizeof *losses), extra = 0;
-    struct twin_result r = {NULL, losses};
+    double *losses = mem_array((size_t)b->passes * 2, sizeof *losses), extra = 0;
+    struct twin_result r = {NULL, losses, losses + b->passes};
     twin_forward(c, t, w, b, &r);
+    for (int k = 0; k < b->passes; k++)
+        losses[k] += (double)b->z_loss * r.lse_sq[k];
     for (int k = 1; k < b->passes; k++)
         extra += losses[k];
     double total = scale * (losses[0] + (b->passes > 1 ? lambda * extra / (b->passes - 1) : 0));

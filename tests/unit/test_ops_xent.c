@@ -50,7 +50,7 @@ struct twin {
     const struct xent_case *c;
     double *x, *losses;
     int32_t *targets;
-    double dscale;
+    double dscale, z_loss;
 };
 
 static double twin_loss(void *ctx)
@@ -64,8 +64,9 @@ static double twin_loss(void *ctx)
             max = fmax(max, row[j]);
         for (int j = 0; j < w->c->vocab; j++)
             z += exp(row[j] - max);
-        w->losses[i] = w->targets[i] < 0 ? 0.0 : max + log(z) - row[w->targets[i]];
-        sum += w->losses[i];
+        double lse = max + log(z);
+        w->losses[i] = w->targets[i] < 0 ? 0.0 : lse - row[w->targets[i]];
+        sum += w->losses[i] + (w->targets[i] < 0 ? 0.0 : w->z_loss * lse * lse);
     }
     return sum * w->dscale;
 }
@@ -99,11 +100,11 @@ static void check_xent(const struct xent_case *c)
     double *grad = mem_array(all_n, sizeof *grad);
     twin_loss(&w);
     struct device *d = test_device(2);
-    d->ops->xent(d, losses, logits, w.targets, NULL, c->n, c->vocab, 0.0f);
+    d->ops->xent(d, losses, logits, w.targets, NULL, c->n, c->vocab, 0.0f, 0.0f);
     assert_near("losses", losses, w.losses, n, 1e-6);
     assert_same_bits("logits without a gradient", logits, kept, all_n);
     float *first = copied_floats(losses, n);
-    d->ops->xent(d, losses, logits, w.targets, NULL, c->n, c->vocab, 0.25f);
+    d->ops->xent(d, losses, logits, w.targets, NULL, c->n, c->vocab, 0.25f, 0.0f);
     assert_same_bits("losses with a gradient", losses, first, n);
     twin_grad(&w, grad);
     assert_near("dlogits", logits, grad, all_n, 1e-7);
@@ -114,7 +115,7 @@ static void check_xent(const struct xent_case *c)
     for (int threads = 1; threads <= 3; threads++) {
         struct device *dt = test_device(threads);
         float *again = copied_floats(kept, all_n);
-        dt->ops->xent(dt, losses, again, w.targets, NULL, c->n, c->vocab, 0.25f);
+        dt->ops->xent(dt, losses, again, w.targets, NULL, c->n, c->vocab, 0.25f, 0.0f);
         assert_same_bits("dlogits again", logits, again, all_n);
         assert_same_bits("losses again", losses, first, n);
         free(again);
@@ -145,8 +146,8 @@ static void test_weights(void **state)
         weights[i] = 0.5f * (float)(i % 5);
         targets[i] = i % 6 == 5 ? -1 : i * 200;
     }
-    d->ops->xent(d, losses, plain, targets, NULL, N, V, 0.25f);
-    d->ops->xent(d, again, weighted, targets, weights, N, V, 0.25f);
+    d->ops->xent(d, losses, plain, targets, NULL, N, V, 0.25f, 0.0f);
+    d->ops->xent(d, again, weighted, targets, weights, N, V, 0.25f, 0.0f);
     assert_same_bits("losses", again, losses, N);
     for (size_t i = 0; i < (size_t)N * V; i++)
         want[i] = (double)plain[i] * (double)weights[i / V];
@@ -157,13 +158,40 @@ static void test_weights(void **state)
     free(want);
 }
 
+/* The squared log-sum-exp changes the gradient, by the differences of the whole, and no loss. */
+static void test_z_loss(void **state)
+{
+    (void)state;
+    static const struct xent_case c = {17, 33, 5.0f};
+    enum { N = 17, ALL = 17 * 33 };
+    struct device *d = test_device(2);
+    float *logits = random_floats(ALL, c.scale, 1), losses[N], plain[N];
+    float *kept = copied_floats(logits, ALL);
+    int32_t targets[N];
+    double twin_losses[N], *grad = mem_array(ALL, sizeof *grad);
+    for (int i = 0; i < N; i++)
+        targets[i] = i % 4 == 3 ? -1 : i;
+    struct twin w = {&c, as_doubles(logits, ALL), twin_losses, targets, 0.25, 0.03};
+    d->ops->xent(d, plain, kept, targets, NULL, N, c.vocab, 0.0f, 0.03f);
+    d->ops->xent(d, losses, logits, targets, NULL, N, c.vocab, 0.25f, 0.03f);
+    assert_same_bits("losses", losses, plain, N);
+    central_differences(twin_loss, &w, w.x, ALL, 1e-5, grad);
+    assert_near("dlogits by differences", logits, grad, ALL, 1e-6);
+    twin_loss(&w);
+    assert_near("losses of the twin", losses, twin_losses, N, 1e-6);
+    free(logits);
+    free(kept);
+    free(w.x);
+    free(grad);
+}
+
 static void test_extremes(void **state)
 {
     (void)state;
     struct device *d = test_device(1);
     float losses[3], logits[9] = {1e4f, -1e4f, 0, -1e30f, 1e30f, 0, 1, NAN, 2};
     const int32_t targets[] = {1, 1, 0};
-    d->ops->xent(d, losses, logits, targets, NULL, 3, 3, 1.0f);
+    d->ops->xent(d, losses, logits, targets, NULL, 3, 3, 1.0f, 0.0f);
     assert_true(losses[0] == 2e4f && losses[1] == 0.0f);
     assert_true(isnan(losses[2])); /* a NaN must not be hidden */
     assert_true(logits[0] == 1.0f && logits[1] == -1.0f && logits[2] == 0.0f);
@@ -175,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_exp),
         cmocka_unit_test(test_xent),
         cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_z_loss),
         cmocka_unit_test(test_extremes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
