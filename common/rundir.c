@@ -14,6 +14,7 @@
 #define RUN_YAML           "run.yaml"
 #define PLAN_JSON          "plan.json"
 #define RUN_YAML_MAX_BYTES (1u << 20)
+#define DIFFERENCES_SHOWN  3
 
 /* Sockets and keys are the owner's alone. */
 static const struct {
@@ -87,18 +88,45 @@ static int build(const char *path, const char *parent, const struct config *c, c
     return rc;
 }
 
+/* Adds " (train.steps: 100 there, 200 here; …)" for keys that differ between two plans, a few of
+ * them. */
+static void name_differences(const char *theirs, const char *ours, struct buf *out)
+{
+    json_t *a = json_loads(theirs, 0, NULL), *b = json_loads(ours, 0, NULL), *value;
+    const json_t *there = json_object_get(a, "config");
+    const char *key;
+    int count = 0;
+    json_object_foreach (json_object_get(b, "config"), key, value) {
+        const json_t *other = json_object_get(there, key);
+        if (json_equal(other, value) || ++count > DIFFERENCES_SHOWN)
+            continue;
+        char *x = other ? json_dumps(other, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+        char *y = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        buf_printf(out, "%s%s: %.60s there, %.60s here", count == 1 ? " (" : "; ", key,
+            x ? x : "nothing", y ? y : "nothing");
+        free(x);
+        free(y);
+    }
+    if (count > 0)
+        buf_add_str(out, count > DIFFERENCES_SHOWN ? "; and more)" : ")");
+    json_decref(a);
+    json_decref(b);
+}
+
 /* An existing directory may be resumed only as the run that it is. */
 static int open_same(const char *path, const struct plan *p, struct rundir *out, struct err *e)
 {
     int rc = rundir_open(path, out, e);
     if (rc < 0 || strcmp(out->plan.hash, p->hash) == 0)
         return rc;
-    char theirs[SHA256_HEX];
-    memcpy(theirs, out->plan.hash, sizeof theirs);
+    struct buf what = BUF_INIT;
+    name_differences(out->plan.json, p->json, &what);
+    rc = err_set(e, ERR_STATE,
+        "%s: holds a run of plan %s, this config makes plan %s%s; choose another run.name", path,
+        out->plan.hash, p->hash, what.len ? what.data : "");
+    buf_release(&what);
     rundir_release(out);
-    return err_set(e, ERR_STATE,
-        "%s: holds a run of plan %s, this config makes plan %s; choose another run.name", path,
-        theirs, p->hash);
+    return rc;
 }
 
 int rundir_create(const struct config *c, struct rundir *out, int *existed, struct err *e)
