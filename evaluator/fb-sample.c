@@ -142,6 +142,8 @@ static int read_arguments(int argc, char **argv, struct arguments *a, int *statu
         *status = 2;
         if (opt == '?')
             return fputs(usage, stderr), 1;
+        if (opt == PROMPT_FILE)
+            *status = 1; /* a file that cannot be read is wrong input, not wrong usage */
         if (take_option(a, opt, &e) < 0)
             return fprintf(stderr, "fb-sample: --%s %s\n", options[index].name, e.msg), 1;
     }

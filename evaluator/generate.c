@@ -1,5 +1,6 @@
 #include "evaluator/generate.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,15 +50,29 @@ static int prefill(struct turn *t, struct err *e)
     return rc;
 }
 
+static int all_finite(const float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return 0;
+    return 1;
+}
+
 /* Takes a token for every alive slot from its logits; drops those that ended. */
-static void choose(struct turn *t)
+static int choose(struct turn *t, struct err *e)
 {
     int vocab = t->snap->config.vocab, kept = 0, eot = tokenizer_eot(t->snap->tokenizer);
     for (int k = 0; k < t->alive_count; k++) {
         int slot = t->alive[k];
         struct generation *g = &t->items[t->base + slot];
-        int32_t id = sampler_choose(&t->o->sampler, t->logits + (size_t)k * (size_t)vocab, vocab,
-            (uint64_t)(t->base + slot), (uint64_t)g->len, t->work, &g->logprobs[g->len]);
+        const float *logits = t->logits + (size_t)k * (size_t)vocab;
+        if (!all_finite(logits, vocab))
+            return err_set(e, ERR_CORRUPT,
+                "%s: its output at token %d is not a number: the weights are damaged, or the "
+                "training diverged",
+                t->snap->dir, g->len + 1);
+        int32_t id = sampler_choose(&t->o->sampler, logits, vocab, (uint64_t)(t->base + slot),
+            (uint64_t)g->len, t->work, &g->logprobs[g->len]);
         if (id == eot) {
             g->ended = 1;
             continue;
@@ -70,6 +85,7 @@ static void choose(struct turn *t)
             t->alive[kept++] = slot;
     }
     t->alive_count = kept;
+    return 0;
 }
 
 static int advance(struct turn *t, struct err *e)
@@ -90,8 +106,8 @@ static int run_turn(struct turn *t, struct err *e)
     int rc = prefill(t, e);
     double start = clock_seconds();
     while (rc == 0 && t->alive_count > 0) {
-        choose(t);
-        if (t->alive_count > 0)
+        rc = choose(t, e);
+        if (rc == 0 && t->alive_count > 0)
             rc = advance(t, e);
         if (rc == 0)
             rc = stopped(t, e);

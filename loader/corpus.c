@@ -246,13 +246,14 @@ static int scan_text(struct scan *s, struct found *f, size_t file, struct err *e
         return 0;
     }
     int rc = fs_read(p->path, CORPUS_MAX_DOCUMENT, &b, e);
-    if (rc < 0)
+    int binary = rc == 0 && b.len && memchr(b.data, 0, b.len);
+    if (rc == ERR_INPUT)
         err_prefix(e, "one document a file (split it, or use .jsonl)");
-    else if (b.len && memchr(b.data, 0, b.len) && p->given)
+    else if (binary && p->given)
         rc = err_set(e, ERR_INPUT, "%s: not text: it has a NUL byte", p->path);
-    else if (b.len && memchr(b.data, 0, b.len))
+    else if (binary)
         f->binary++;
-    else
+    else if (rc == 0)
         note(f, file, 0, b.len, b.data, b.len);
     atomic_fetch_add(&s->done, (unsigned long long)b.len);
     buf_release(&b);

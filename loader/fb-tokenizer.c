@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/args.h"
@@ -68,13 +69,19 @@ static void draw(void *ctx, const char *phase, uint64_t done, uint64_t total)
     progress_at(&b->progress, done);
 }
 
+static int asked_to_stop(void *arg, const char *what, uint64_t done, uint64_t total)
+{
+    (void)arg, (void)what, (void)done, (void)total;
+    return process_stopped();
+}
+
 /* Counts the documents of .jsonl files; `lines` holds those files alone. */
 static int add_json_lines(
     struct bpe_trainer *t, const struct options *o, struct corpus *lines, struct err *e)
 {
     const struct corpus_options read = {.field = o->field, .threads = o->train.threads};
     struct buf text = BUF_INIT;
-    int rc = lines->file_count ? corpus_scan(lines, &read, NULL, NULL, e) : 0;
+    int rc = lines->file_count ? corpus_scan(lines, &read, asked_to_stop, NULL, e) : 0;
     for (size_t i = 0; rc == 0 && i < lines->count; i++) {
         buf_clear(&text);
         rc = corpus_text(lines, &lines->documents[i], o->field, &text, e);
@@ -123,6 +130,24 @@ static int publish(const char *path, const struct buf *json, struct err *e)
     return fs_write_atomic(path, json->data, json->len, e);
 }
 
+/* What would only fail, or destroy something, after all the work. */
+static int check_out(const char *path, const struct corpus *found, struct err *e)
+{
+    struct stat out, in;
+    char *dir = fs_dirname(path);
+    int rc = access(dir, W_OK | X_OK) < 0 ? err_errno(e, "--out %s: %s", path, dir) : 0;
+    free(dir);
+    if (rc < 0 || stat(path, &out) < 0)
+        return rc;
+    if (!S_ISREG(out.st_mode))
+        return err_set(e, ERR_INPUT, "--out %s: exists and is not a file", path);
+    for (size_t i = 0; i < found->file_count; i++)
+        if (found->files[i].given && stat(found->files[i].path, &in) == 0 &&
+            in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            return err_set(e, ERR_INPUT, "--out %s: is one of the inputs", path);
+    return 0;
+}
+
 static int run_train(struct options *o, struct err *e)
 {
     struct bpe_trainer *t = NULL;
@@ -135,6 +160,8 @@ static int run_train(struct options *o, struct err *e)
     o->train.stopped = process_stopped;
     process_catch_stop();
     int rc = corpus_list((const char *const *)o->inputs, o->n_inputs, &found, e);
+    if (rc == 0)
+        rc = check_out(o->out, &found, e);
     if (rc == 0)
         rc = bpe_trainer_new(&o->train, &t, e);
     if (rc == 0)
@@ -216,9 +243,12 @@ static int run_encode(struct options *o, struct err *e)
 /* Reads decimal numbers set apart by blanks, or a JSON list of them. */
 static int parse_ids(const struct buf *text, struct ids *out, struct err *e)
 {
+    int lists = 0, open = 0;
     static const char separators[] = " \t\r\n,[]";
     for (size_t i = 0; i < text->len;) {
         if (text->data[i] && strchr(separators, text->data[i])) {
+            lists += text->data[i] == '[';
+            open += (text->data[i] == '[') - (text->data[i] == ']');
             i++;
             continue;
         }
@@ -231,6 +261,8 @@ static int parse_ids(const struct buf *text, struct ids *out, struct err *e)
             return err_set(e, ERR_INPUT, "byte %zu: a token id is expected", start);
         ids_add(out, (uint32_t)id);
     }
+    if (lists > 1 || open != 0)
+        return err_set(e, ERR_INPUT, "one list of ids is expected, whole: \"[\" … \"]\"");
     return 0;
 }
 
@@ -333,7 +365,7 @@ static int check_needs(const struct command *c, const struct options *o)
 {
     if ((c->needs & NEED_VOCAB) && !o->train.vocab)
         return fail_usage("--vocab N is needed");
-    if ((c->needs & NEED_OUT) && !o->out)
+    if ((c->needs & NEED_OUT) && (!o->out || !*o->out))
         return fail_usage("--out FILE is needed");
     if ((c->needs & NEED_TOKENIZER) && !o->tokenizer)
         return fail_usage("--tokenizer FILE is needed");

@@ -409,6 +409,27 @@ static int keep_argmax(void *ctx, const struct model_pass *p)
     return 0;
 }
 
+/* Text from NaN would look like text. */
+static void weights_that_are_not_numbers(void **state)
+{
+    (void)state;
+    struct snapshot s;
+    struct generate_times times;
+    struct generation g[PROMPTS];
+    snapshot_make(&s, 1);
+    prompts_make(g);
+    model_params(s.model)[5] = NAN;
+    for (int hot = 0; hot < 2; hot++) {
+        struct err e = {0};
+        struct generate_options o = {
+            .max_new = 4, .sampler = {.top_p = 1, .temperature = (float)hot}};
+        assert_int_equal(generate(&s, &g[0], 1, &o, &times, &e), ERR_CORRUPT);
+        assert_non_null(strstr(e.msg, "not a number"));
+        generation_release(&g[0]);
+    }
+    snapshot_release(&s);
+}
+
 /* Greedy SOFT by recomputing everything, with as many passes as the fixed point needs. */
 static void cached_equals_recomputed(void **state)
 {
@@ -524,6 +545,7 @@ int main(void)
         cmocka_unit_test(batch_equals_one_by_one),
         cmocka_unit_test(few_rows_have_the_same_bits),
         cmocka_unit_test(cached_equals_recomputed),
+        cmocka_unit_test(weights_that_are_not_numbers),
         cmocka_unit_test(sampler_follows_its_distribution),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
