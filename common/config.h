@@ -61,6 +61,8 @@ struct config {
         double lambda; /* weight of the mean of L_2 … L_K */
         double jitter;
         double fully_fused; /* train.prefix_mixin.fully_fused: share of documents */
+        int prefix_sharing; /* 1: auto, where the model and the masks allow it; 0: off */
+        enum recompute recompute[CONFIG_MAX_PASSES]; /* by pass */
         struct pass_phase phases[CONFIG_MAX_PHASES];
         int phase_count;
     } train;

@@ -1,4 +1,4 @@
-// The list-valued keys: data.sources, train.passes, eval.suites, eval.regimes.
+// The list-valued keys: data.sources, train.passes, train.recompute, eval.suites, eval.regimes.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -264,4 +264,46 @@ void config_print_regimes(const struct config_key *k, const struct config *c, st
 {
     (void)k;
     print_words(regime_name, c->eval.regimes, out);
+}
+
+/* -- train.recompute: a word, or a list of one a pass -- */
+
+static const char *const levels[] = {
+    [RECOMPUTE_NONE] = "none", [RECOMPUTE_INNER] = "inner", [RECOMPUTE_LAYER] = "layer"};
+
+static int read_level(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, enum recompute *out)
+{
+    for (size_t i = 0; v->text && i < sizeof levels / sizeof *levels; i++)
+        if (strcmp(v->text, levels[i]) == 0) {
+            *out = (enum recompute)i;
+            return 0;
+        }
+    return config_bad(s, v->line, "%s: \"%.80s\" is none of none, inner, layer", k->name,
+        v->text ? v->text : "a list or mapping");
+}
+
+int config_read_recompute(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, struct config *c)
+{
+    int list = v->kind == YAML_TREE_LIST;
+    int rc = list ? check_list(s, k, v, CONFIG_MAX_PASSES, "none, inner, layer") : 0;
+    for (int i = 0; i < CONFIG_MAX_PASSES && rc == 0; i++)
+        if (i == 0 || (list && i < v->count))
+            rc = read_level(s, k, list ? &v->items[i] : v, &c->train.recompute[i]);
+        else
+            c->train.recompute[i] = c->train.recompute[i - 1];
+    return rc;
+}
+
+void config_print_recompute(const struct config_key *k, const struct config *c, struct buf *out)
+{
+    const enum recompute *of = c->train.recompute;
+    int n = CONFIG_MAX_PASSES;
+    (void)k;
+    while (n > 1 && of[n - 1] == of[n - 2])
+        n--;
+    for (int i = 0; i < n; i++)
+        buf_printf(out, "%s\"%s\"", i ? ", " : "[", levels[of[i]]);
+    buf_add_char(out, ']');
 }

@@ -73,6 +73,12 @@ const struct config_key config_keys[] = {
     {"train.passes", CONFIG_PHASES, AT(train.phases), 0, 0, 1, "",
         "list of {from: fraction of the run, passes: {count: share}}; default: [{from: 0, passes: "
         "{1: 1}}, {from: 0.75, passes: {2: 0.88, 3: 0.12}}], one pass without model.feedback"},
+    {"train.prefix_sharing", CONFIG_SHARING, AT(train.prefix_sharing), 0, 0, 1, "auto",
+        "auto: passes after the first compute only their fused tokens (needs data.doc_mask); off: "
+        "every token"},
+    {"train.recompute", CONFIG_RECOMPUTE, AT(train.recompute), 0, 0, 0, "none",
+        "none, inner or layer: what is dropped after the forward and computed again, the same bits "
+        "for less memory; a list gives each pass its own, the last for the rest"},
 
     {"optim.lr", CONFIG_REAL, AT(optim.lr), 1e-9, 10, 1, "1e-3", "highest learning rate"},
     {"optim.min_lr", CONFIG_REAL, AT(optim.min_lr), 0, 10, 1, "0", "learning rate at the end"},

@@ -21,10 +21,12 @@ enum config_type {
     CONFIG_NAME,   /* char *, owned: a file name of letters, digits, '.', '_', '-' */
     CONFIG_PRESET, /* char *, owned: a name of common/model_preset.h */
     CONFIG_SCHEDULE,
-    CONFIG_SOURCES, /* the three below read several fields of the config */
+    CONFIG_SHARING,
+    CONFIG_SOURCES, /* those below read several fields of the config */
     CONFIG_PHASES,
     CONFIG_SUITES,
     CONFIG_REGIMES,
+    CONFIG_RECOMPUTE,
     CONFIG_TYPE_COUNT,
 };
 
@@ -81,6 +83,9 @@ int config_read_suites(const struct config_source *s, const struct config_key *k
     const struct yaml_tree *v, struct config *c);
 int config_read_regimes(const struct config_source *s, const struct config_key *k,
     const struct yaml_tree *v, struct config *c);
+int config_read_recompute(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, struct config *c);
+void config_print_recompute(const struct config_key *k, const struct config *c, struct buf *out);
 void config_print_sources(const struct config_key *k, const struct config *c, struct buf *out);
 void config_print_phases(const struct config_key *k, const struct config *c, struct buf *out);
 void config_print_suites(const struct config_key *k, const struct config *c, struct buf *out);

@@ -231,6 +231,21 @@ static void print_schedule(const struct config_key *k, const struct config *c, s
     config_print_text(schedules[*(const enum lr_schedule *)field_of(k, c)], out);
 }
 
+/* auto and off. */
+static int read_sharing(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, struct config *c)
+{
+    int on = v->text && strcmp(v->text, "auto") == 0;
+    if (!on && (!v->text || strcmp(v->text, "off") != 0))
+        return wrong_type(s, k->name, v, "auto or off");
+    *(int *)field(k, c) = on;
+    return 0;
+}
+static void print_sharing(const struct config_key *k, const struct config *c, struct buf *out)
+{
+    config_print_text(*(const int *)field_of(k, c) ? "auto" : "off", out);
+}
+
 const struct config_type_ops config_types[CONFIG_TYPE_COUNT] = {
     [CONFIG_INT] = {"integer", read_int, print_int},
     [CONFIG_INT64] = {"integer", read_int64, print_int64},
@@ -241,8 +256,10 @@ const struct config_type_ops config_types[CONFIG_TYPE_COUNT] = {
     [CONFIG_NAME] = {"name", read_name, print_text},
     [CONFIG_PRESET] = {"name", read_preset, print_text},
     [CONFIG_SCHEDULE] = {"word", read_schedule, print_schedule},
+    [CONFIG_SHARING] = {"word", read_sharing, print_sharing},
     [CONFIG_SOURCES] = {"list", config_read_sources, config_print_sources},
     [CONFIG_PHASES] = {"list", config_read_phases, config_print_phases},
     [CONFIG_SUITES] = {"list", config_read_suites, config_print_suites},
     [CONFIG_REGIMES] = {"list", config_read_regimes, config_print_regimes},
+    [CONFIG_RECOMPUTE] = {"word or list", config_read_recompute, config_print_recompute},
 };

@@ -34,6 +34,13 @@ struct model_config {
 /* The window of a layer; 0 where it sees everything. */
 int model_config_window(const struct model_config *c, int layer);
 
+/*
+ * What a pass drops after its forward and computes again in its backward, with the same bits.
+ * INNER: everything of a layer but its input, attention's output and the sum of the two.
+ * LAYER: everything but its input.
+ */
+enum recompute { RECOMPUTE_NONE, RECOMPUTE_INNER, RECOMPUTE_LAYER };
+
 /* Checks sizes and options against each other; the error names the key (`model.heads`). */
 int model_config_check(const struct model_config *c, struct err *e);
 

@@ -19,6 +19,9 @@ static int limits_check(const struct model_config *c, const struct model_limits 
             lim->batch, lim->seq, c->heads, INT_MAX);
     if (lim->passes < 1)
         return err_set(e, ERR_INPUT, "%d passes: right is 1 or more", lim->passes);
+    if (lim->train && lim->passes > MODEL_MAX_PASSES)
+        return err_set(e, ERR_INPUT, "%d passes of a training step: right is 1 to %d", lim->passes,
+            MODEL_MAX_PASSES);
     return 0;
 }
 
@@ -42,6 +45,7 @@ int model_shell_new(struct device *d, const struct model_config *c, const struct
     m->chunk = logits_chunk(c->vocab, lim->batch * lim->seq);
     m->w.layers = mem_array((size_t)c->layers, sizeof *m->w.layers);
     m->g.layers = mem_array((size_t)c->layers, sizeof *m->g.layers);
+    m->shared_keys = mem_array((size_t)c->layers, sizeof *m->shared_keys);
     m->passes = mem_array((size_t)model_pass_sets(m), sizeof *m->passes);
     for (int k = 0; k < model_pass_sets(m); k++)
         m->passes[k].layers = mem_array((size_t)c->layers, sizeof *m->passes[k].layers);
@@ -54,13 +58,12 @@ static int take_memory(struct model *m, struct err *e)
 {
     struct model_memory sizes;
     model_layout(m, &sizes);
-    size_t passes = (size_t)model_pass_sets(m), all = 0;
-    size_t bytes[BLOCK_COUNT] = {sizes.weights, sizes.gradients, 0, sizes.workspace};
-    if (mem_mul(sizes.activations_per_pass, passes, &bytes[BLOCK_ACTIVATIONS]) < 0)
+    if (sizes.total == SIZE_MAX)
         return err_set(e, ERR_NOMEM, "the model's memory overflows 64 bits");
+    size_t bytes[BLOCK_COUNT] = {sizes.weights, sizes.gradients, 0, sizes.workspace};
+    for (int k = 0; k < model_pass_sets(m); k++)
+        bytes[BLOCK_ACTIVATIONS] += sizes.activations[k];
     for (int i = 0; i < BLOCK_COUNT; i++) {
-        if (__builtin_add_overflow(all, bytes[i], &all) || bytes[i] == SIZE_MAX)
-            return err_set(e, ERR_NOMEM, "the model's memory overflows 64 bits");
         m->memory[i] = bytes[i] ? m->d->ops->alloc(m->d, bytes[i]) : NULL;
         if (bytes[i] && !m->memory[i])
             return err_set(e, ERR_NOMEM,
@@ -90,6 +93,9 @@ int model_new(struct device *d, const struct model_config *c, const struct model
     m->host_positions = mem_array(n, sizeof *m->host_positions);
     m->host_first = mem_array(n, sizeof *m->host_first);
     m->host_window = mem_array(n, sizeof *m->host_window);
+    m->host_index = mem_array(n, sizeof *m->host_index);
+    m->host_starts = mem_array((size_t)lim->batch + 1, sizeof *m->host_starts);
+    m->host_weights = mem_array(n, sizeof *m->host_weights);
     float *tables = mem_array(2 * table, sizeof *tables);
     rope_table(tables, tables + table, lim->seq, c->head_dim, c->rope_theta);
     d->ops->upload(d, m->cos_table, tables, table * sizeof *tables);
@@ -118,6 +124,10 @@ void model_free(struct model **pm)
     free(m->host_positions);
     free(m->host_first);
     free(m->host_window);
+    free(m->host_index);
+    free(m->host_starts);
+    free(m->host_weights);
+    free(m->shared_keys);
     weight_table_release(&m->table);
     free(m);
     *pm = NULL;
@@ -146,6 +156,16 @@ float *model_params(struct model *m)
 float *model_grads(struct model *m)
 {
     return m->grads;
+}
+
+int model_shares_prefixes(const struct model *m)
+{
+    return model_limits_share(&m->c, &m->lim);
+}
+
+int model_shared(const struct model *m)
+{
+    return m->sharing;
 }
 
 /* --- a micro-batch ---------------------------------------------------------------------------- */
@@ -209,9 +229,18 @@ struct attn_shape model_attn_shape(const struct model *m, const struct model_bat
     return (struct attn_shape){b->batch, b->seq, m->c.heads, m->c.kv_heads, m->c.head_dim};
 }
 
-const int32_t *model_first(const struct model *m, int layer)
+struct pass_rows model_all_rows(const struct model *m, const struct model_batch *b)
 {
-    return model_config_window(&m->c, layer) ? m->first_window : m->first;
+    return (struct pass_rows){.n = b->batch * b->seq,
+        .positions = m->positions,
+        .targets = m->targets,
+        .first = m->first,
+        .first_window = m->first_window};
+}
+
+const int32_t *model_first(const struct model *m, const struct pass_rows *rows, int layer)
+{
+    return model_config_window(&m->c, layer) ? rows->first_window : rows->first;
 }
 
 /* Position and first visible position of every token. */

@@ -8,6 +8,11 @@
  *   L = L_1 + λ · mean(L_2 … L_K)
  *
  * All memory is taken at model_new() for the given maximum shape; nothing is allocated afterwards.
+ *
+ * Prefix sharing: where a pass leaves a whole prefix of every document plain, its states there are
+ * those of pass 1. Then model_train() computes only the fused tokens of that pass: their queries
+ * see pass 1's keys and values of the prefix and their own of the rest, the prefix's loss is pass
+ * 1's. The same losses and gradients to rounding. It needs doc_mask.
  */
 #ifndef KERNELS_MODEL_H
 #define KERNELS_MODEL_H
@@ -20,10 +25,14 @@
 
 struct model;
 
+enum { MODEL_MAX_PASSES = 16 }; /* of a training step */
+
 struct model_limits {
-    int batch, seq; /* rows and tokens of the largest micro-batch */
-    int passes;     /* most passes of a training step (activations are kept for each) */
-    int train;      /* 0: no gradients, activations of one pass only */
+    int batch, seq;     /* rows and tokens of the largest micro-batch */
+    int passes;         /* most passes of a training step (activations are kept for each) */
+    int train;          /* 0: no gradients, activations of one pass only */
+    int prefix_sharing; /* 1: share prefixes where a batch and the model allow it */
+    enum recompute recompute[MODEL_MAX_PASSES]; /* by pass; training only */
 };
 
 /* One micro-batch; all pointers are host memory and stay the caller's. */
@@ -50,14 +59,23 @@ struct device *model_device(const struct model *m);
 float *model_params(struct model *m); /* device, table->total floats */
 float *model_grads(struct model *m);  /* device, the same layout; NULL when not training */
 
-/* What the model takes, by purpose, for the plan printed at start. */
+/* What the model takes, by purpose, in bytes; `total` is the sum, SIZE_MAX where that overflows. */
 struct model_memory {
-    size_t weights, gradients, activations_per_pass, workspace; /* bytes */
+    size_t weights, gradients;
+    size_t activations[MODEL_MAX_PASSES]; /* kept from forward to backward, by pass */
+    size_t workspace;                     /* in turn: scratch, inputs, a chunk of logits */
+    size_t total;
 };
-/* d: its operations say how much workspace they need. Exactly what model_new() allocates:
- * weights + gradients + (train ? passes : 1) · activations_per_pass + workspace. */
+/* d: its operations say how much workspace they need. Exactly what model_new() allocates. */
 void model_memory_estimate(struct device *d, const struct model_config *c,
     const struct model_limits *lim, struct model_memory *out);
+
+/* 1: a model within these limits shares prefixes of batches whose masks allow it. */
+int model_limits_share(const struct model_config *c, const struct model_limits *lim);
+/* The same of a model. */
+int model_shares_prefixes(const struct model *m);
+/* 1: the last model_train() did. */
+int model_shared(const struct model *m);
 
 /*
  * A micro-batch from outside, checked against what the model requires: ids in range, targets −1 or

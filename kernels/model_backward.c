@@ -55,34 +55,57 @@ static void output_backward(struct model *m, int n, int layer, const struct laye
         o->gate_bwd(m->d, s->datt, s->gated, s->datt, a->att, a->att_gate, all);
 }
 
+/* From s.datt: s.dq, and the gradients of the pass's keys and values. */
+static void keys_backward(
+    struct model *m, const struct model_batch *b, const struct pass_acts *p, int layer)
+{
+    const struct device_ops *o = m->d->ops;
+    const struct layer_acts *a = &p->layers[layer];
+    struct attn_shape shape = model_attn_shape(m, b);
+    struct scratch *s = &m->s;
+    size_t kv = (size_t)p->rows.n * (size_t)m->c.kv_heads * (size_t)m->c.head_dim;
+    if (p->rows.shared) {
+        share_attend_backward(m, b, p, layer);
+        return;
+    }
+    o->attn_bwd(m->d, s->dq, s->dk, s->dv, s->datt, a->att, a->lse, a->q, a->k, a->v,
+        model_first(m, &p->rows, layer), &shape, s->attn_work);
+    if (m->sharing) { /* pass 1, whose keys the others saw */
+        o->add(m->d, s->dk, m->shared_keys[layer].dk, 1, kv);
+        o->add(m->d, s->dv, m->shared_keys[layer].dv, 1, kv);
+    }
+}
+
 /* The attention half: s.dx holds dL/d(x1), then dL/d(x0). */
 static void attn_backward(
-    struct model *m, const struct attn_shape *shape, int n, int layer, const struct layer_acts *a)
+    struct model *m, const struct model_batch *b, const struct pass_acts *p, int layer)
 {
+    const struct layer_acts *a = &p->layers[layer];
+    const struct pass_rows *rows = &p->rows;
     const struct model_config *c = &m->c;
     const struct layer_tensors *w = &m->w.layers[layer], *g = &m->g.layers[layer];
     const struct device_ops *o = m->d->ops;
     struct scratch *s = &m->s;
     struct device *d = m->d;
-    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    int n = rows->n, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    float *dk = rows->shared ? s->k_all : s->dk, *dv = rows->shared ? s->v_all : s->dv;
     o->rmsnorm_fwd(d, s->norm, a->rstd1, a->x0, w->input_norm, n, c->dim, c->norm_eps);
     output_backward(m, n, layer, a);
-    o->attn_bwd(d, s->dq, s->dk, s->dv, s->datt, a->att, a->lse, a->q, a->k, a->v,
-        model_first(m, layer), shape, s->attn_work);
-    o->rope(d, s->dq, m->positions, m->cos_table, m->sin_table, n, c->heads, c->head_dim, 1);
-    o->rope(d, s->dk, m->positions, m->cos_table, m->sin_table, n, c->kv_heads, c->head_dim, 1);
+    keys_backward(m, b, p, layer);
+    o->rope(d, s->dq, rows->positions, m->cos_table, m->sin_table, n, c->heads, c->head_dim, 1);
+    o->rope(d, dk, rows->positions, m->cos_table, m->sin_table, n, c->kv_heads, c->head_dim, 1);
     if (c->qk_norm) {
         o->rmsnorm_bwd(d, s->dq, 0, g->q_norm, s->dq, a->q_raw, w->q_norm, a->rstd_q, n * c->heads,
             c->head_dim, s->norm_work);
-        o->rmsnorm_bwd(d, s->dk, 0, g->k_norm, s->dk, a->k_raw, w->k_norm, a->rstd_k,
-            n * c->kv_heads, c->head_dim, s->norm_work);
+        o->rmsnorm_bwd(d, dk, 0, g->k_norm, dk, a->k_raw, w->k_norm, a->rstd_k, n * c->kv_heads,
+            c->head_dim, s->norm_work);
     }
     linear_dw(d, g->q, s->dq, s->norm, n, q, c->dim, 1);
-    linear_dw(d, g->k, s->dk, s->norm, n, kv, c->dim, 1);
-    linear_dw(d, g->v, s->dv, s->norm, n, kv, c->dim, 1);
+    linear_dw(d, g->k, dk, s->norm, n, kv, c->dim, 1);
+    linear_dw(d, g->v, dv, s->norm, n, kv, c->dim, 1);
     linear_dx(d, s->dnorm, s->dq, w->q, n, q, c->dim, 1, 0);
-    linear_dx(d, s->dnorm, s->dk, w->k, n, kv, c->dim, 1, 1);
-    linear_dx(d, s->dnorm, s->dv, w->v, n, kv, c->dim, 1, 1);
+    linear_dx(d, s->dnorm, dk, w->k, n, kv, c->dim, 1, 1);
+    linear_dx(d, s->dnorm, dv, w->v, n, kv, c->dim, 1, 1);
     if (c->attn_gate) {
         linear_dw(d, g->attn_gate, s->gated, s->norm, n, q, c->dim, 1);
         linear_dx(d, s->dnorm, s->gated, w->attn_gate, n, q, c->dim, 1, 1);
@@ -93,38 +116,45 @@ static void attn_backward(
 
 /*
  * The fused input: s.dx holds dL/d(input of this pass). The plain rows go to s.dplain, the gate's
- * part is summed in s.dg, and s.dh becomes what this pass asks of the state of the pass before.
+ * part is summed in s.dg, and s.dcarried becomes what this pass asks of the state of the pass
+ * before.
  */
-static void fusion_backward(struct model *m, const struct model_batch *b, const struct pass_acts *p)
+static void fusion_backward(struct model *m, const struct pass_acts *p)
 {
     const struct model_config *c = &m->c;
     const struct device_ops *o = m->d->ops;
     struct scratch *s = &m->s;
     struct device *d = m->d;
-    int n = b->batch * b->seq;
+    int n = p->rows.n;
     size_t all = (size_t)n * (size_t)c->dim;
-    o->select_rows_bwd(d, s->dx, s->dplain, s->dx, p->mask, n, c->dim);
+    const float *g = m->in.g;
+    if (p->rows.shared) { /* every row is fused */
+        o->gather_rows(d, s->norm, m->in.g, p->rows.index, n, (size_t)c->dim * sizeof(float));
+        g = s->norm;
+    } else
+        o->select_rows_bwd(d, s->dx, s->dplain, s->dx, p->mask, n, c->dim);
     if (c->out_norm)
         o->rmsnorm_bwd(
             d, s->dx, 0, NULL, s->dx, p->prod, NULL, p->rstd_prod, n, c->dim, s->norm_work);
-    o->gate_bwd(d, s->du, s->dg_pass, s->dx, p->u, m->in.g, all);
-    o->add(d, s->dg, s->dg_pass, 1, all);
+    o->gate_bwd(d, s->du, s->dg_pass, s->dx, p->u, g, all);
+    if (p->rows.shared)
+        o->scatter_add_rows(d, s->dg, s->dg_pass, p->rows.index, n, c->dim);
+    else
+        o->add(d, s->dg, s->dg_pass, 1, all);
     linear_dw(d, m->g.w_u, s->du, p->carried, n, c->dim, c->dim, 1);
     linear_dx(d, s->dcarried, s->du, m->w.w_u, n, c->dim, c->dim, 1, 0);
-    o->zero(d, s->dh, all * sizeof(float));
-    o->carry_bwd(d, s->dh, s->dcarried, b->batch, b->seq, c->dim);
 }
 
-/* Through the blocks of one pass: s.dh holds dL/dh, s.dx becomes dL/d(input). */
-static void pass_backward(struct model *m, const struct model_batch *b, const struct pass_acts *p)
+/* Through the blocks of one pass: dh holds dL/dh, s.dx becomes dL/d(input). */
+static void pass_backward(
+    struct model *m, const struct model_batch *b, struct pass_acts *p, const float *dh)
 {
-    struct attn_shape shape = model_attn_shape(m, b);
-    int n = b->batch * b->seq;
-    m->d->ops->rmsnorm_bwd(m->d, m->s.dx, 0, m->g.norm, m->s.dh, p->x_out, m->w.norm, p->rstd, n,
+    m->d->ops->rmsnorm_bwd(m->d, m->s.dx, 0, m->g.norm, dh, p->x_out, m->w.norm, p->rstd, p->rows.n,
         m->c.dim, m->s.norm_work);
     for (int l = m->c.layers - 1; l >= 0; l--) {
-        mlp_backward(m, n, l, &p->layers[l]);
-        attn_backward(m, &shape, n, l, &p->layers[l]);
+        model_layer_remake(m, b, p, l);
+        mlp_backward(m, p->rows.n, l, &p->layers[l]);
+        attn_backward(m, b, p, l);
     }
 }
 
@@ -161,6 +191,32 @@ static void input_backward(struct model *m, int n, int gated)
     o->embed_bwd(d, m->g.embed, m->tokens, s->dplain, n, c->dim, c->vocab);
 }
 
+/* One pass, its loss weighted by `weight`: s.dh (pass 1 with sharing: s.dh_first) holds what later
+ * passes ask of its states; the same of the pass before it is left behind. */
+static void backward_of(struct model *m, const struct model_batch *b, int k, float weight)
+{
+    const struct device_ops *o = m->d->ops;
+    struct pass_acts *p = &m->passes[k];
+    struct scratch *s = &m->s;
+    size_t all = (size_t)b->batch * (size_t)b->seq * (size_t)m->c.dim;
+    int first = k == 0 && m->sharing;
+    float *dh = first ? s->dh_first : s->dh;
+    if (p->rows.n > 0) {
+        model_readout(m, p, weight, first ? s->row_weights : NULL, dh, NULL);
+        pass_backward(m, b, p, dh);
+        if (k > 0)
+            fusion_backward(m, p);
+    }
+    if (k == 0)
+        o->add(m->d, s->dplain, s->dx, 1, all);
+    else if (m->sharing)
+        share_carry_backward(m, b, k);
+    else {
+        o->zero(m->d, s->dh, all * sizeof(float));
+        o->carry_bwd(m->d, s->dh, s->dcarried, b->batch, b->seq, m->c.dim);
+    }
+}
+
 static void backward(
     struct model *m, const struct model_batch *b, float lambda, float scale, double *loss_sums)
 {
@@ -171,27 +227,28 @@ static void backward(
     o->zero(m->d, m->s.dh, all * sizeof(float));
     if (last > 0)
         o->zero(m->d, m->s.dg, all * sizeof(float));
-    for (int k = last; k >= 0; k--) {
-        const struct pass_acts *p = &m->passes[k];
-        float weight = k == 0 ? scale : scale * lambda / (float)last;
-        model_readout(m, p->h, n, weight, m->s.dh, NULL);
-        loss_sums[k] = o->sum(m->d, m->s.losses, (size_t)n);
-        pass_backward(m, b, p);
-        if (k > 0)
-            fusion_backward(m, b, p);
-        else
-            o->add(m->d, m->s.dplain, m->s.dx, 1, all);
-    }
+    if (m->sharing)
+        share_backward_begin(m, b);
+    for (int k = last; k >= 0; k--)
+        backward_of(m, b, k, k == 0 ? scale : scale * lambda / (float)last);
+    if (m->sharing)
+        share_loss_sums(m, b, loss_sums);
+    else
+        for (int k = 0; k <= last; k++)
+            loss_sums[k] = o->sum(m->d, m->passes[k].losses, (size_t)n);
     input_backward(m, n, last > 0);
 }
 
 void model_train(
     struct model *m, const struct model_batch *b, float lambda, float scale, double *loss_sums)
 {
-    struct block_run r = model_block_run(m, b->batch * b->seq);
     CHECK(m->lim.train && b->passes <= m->lim.passes && b->targets);
     m->z_loss = b->z_loss;
     model_batch_upload(m, b);
+    for (int k = 0; k < b->passes; k++)
+        m->passes[k].rows = model_all_rows(m, b);
+    share_begin(m, b, lambda);
+    struct block_run r = model_block_run(m, &m->passes[0].rows);
     plain_input(&r, m->tokens, &m->in, b->passes > 1);
     for (int k = 0; k < b->passes; k++)
         model_pass_forward(m, b, k, k ? &m->passes[k - 1] : NULL, &m->passes[k]);

@@ -39,24 +39,37 @@ void block_qkv(const struct block_run *r, int layer, struct layer_acts *a)
         r->d, a->k, r->positions, r->cos_table, r->sin_table, r->n, c->kv_heads, c->head_dim, 0);
 }
 
-void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next)
+void block_attn_out(const struct block_run *r, int layer, struct layer_acts *a)
 {
     const struct model_config *c = r->c;
-    const struct layer_tensors *w = &r->w->layers[layer];
     const struct device_ops *o = r->d->ops;
-    size_t n = (size_t)r->n;
     int q = c->heads * c->head_dim;
     const float *att = c->attn_gate ? r->gated : a->att;
     if (c->attn_gate)
-        o->gate_fwd(r->d, r->gated, a->att, a->att_gate, n * (size_t)q);
+        o->gate_fwd(r->d, r->gated, a->att, a->att_gate, (size_t)r->n * (size_t)q);
     o->copy(r->d, a->x1, a->x0, dim_bytes(r));
-    linear(r->d, a->x1, att, w->o, r->n, c->dim, q, c->residual_scale, 1);
-    o->rmsnorm_fwd(r->d, r->norm, a->rstd2, a->x1, w->post_norm, r->n, c->dim, c->norm_eps);
+    linear(r->d, a->x1, att, r->w->layers[layer].o, r->n, c->dim, q, c->residual_scale, 1);
+}
+
+void block_mlp_in(const struct block_run *r, int layer, struct layer_acts *a)
+{
+    const struct model_config *c = r->c;
+    const struct layer_tensors *w = &r->w->layers[layer];
+    r->d->ops->rmsnorm_fwd(r->d, r->norm, a->rstd2, a->x1, w->post_norm, r->n, c->dim, c->norm_eps);
     linear(r->d, a->gate, r->norm, w->gate, r->n, c->ffn, c->dim, 1, 0);
     linear(r->d, a->up, r->norm, w->up, r->n, c->ffn, c->dim, 1, 0);
-    o->swiglu_fwd(r->d, r->act, a->gate, a->up, n * (size_t)c->ffn);
+}
+
+void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next)
+{
+    const struct model_config *c = r->c;
+    const struct device_ops *o = r->d->ops;
+    block_attn_out(r, layer, a);
+    block_mlp_in(r, layer, a);
+    o->swiglu_fwd(r->d, r->act, a->gate, a->up, (size_t)r->n * (size_t)c->ffn);
     o->copy(r->d, x_next, a->x1, dim_bytes(r));
-    linear(r->d, x_next, r->act, w->down, r->n, c->dim, c->ffn, c->residual_scale, 1);
+    linear(
+        r->d, x_next, r->act, r->w->layers[layer].down, r->n, c->dim, c->ffn, c->residual_scale, 1);
 }
 
 int gate_own_norm(const struct model_config *c)
@@ -84,27 +97,32 @@ void plain_input(const struct block_run *r, const int32_t *tokens, struct input_
     linear(r->d, in->g, in->gate_in, r->w->w_g, r->n, c->dim, c->dim, 1, 0);
 }
 
-void fused_input(
-    const struct block_run *r, const struct input_acts *in, struct pass_acts *p, float *out)
+void fuse(const struct block_run *r, const float *g, struct pass_acts *p, float *out)
 {
     const struct model_config *c = r->c;
     const struct device_ops *o = r->d->ops;
     float *prod = c->out_norm ? p->prod : out;
     linear(r->d, p->u, p->carried, r->w->w_u, r->n, c->dim, c->dim, 1, 0);
-    o->gate_fwd(r->d, prod, p->u, in->g, (size_t)r->n * (size_t)c->dim);
+    o->gate_fwd(r->d, prod, p->u, g, (size_t)r->n * (size_t)c->dim);
     if (c->out_norm)
         o->rmsnorm_fwd(r->d, out, p->rstd_prod, prod, NULL, r->n, c->dim, c->norm_eps);
-    o->select_rows(r->d, out, p->mask, out, in->plain, r->n, c->dim);
 }
 
-struct block_run model_block_run(struct model *m, int n)
+void fused_input(
+    const struct block_run *r, const struct input_acts *in, struct pass_acts *p, float *out)
+{
+    fuse(r, in->g, p, out);
+    r->d->ops->select_rows(r->d, out, p->mask, out, in->plain, r->n, r->c->dim);
+}
+
+struct block_run model_block_run(struct model *m, const struct pass_rows *rows)
 {
     return (struct block_run){
         .d = m->d,
         .c = &m->c,
         .w = &m->w,
-        .n = n,
-        .positions = m->positions,
+        .n = rows->n,
+        .positions = rows->positions,
         .cos_table = m->cos_table,
         .sin_table = m->sin_table,
         .norm = m->s.norm,
@@ -113,59 +131,96 @@ struct block_run model_block_run(struct model *m, int n)
     };
 }
 
+struct pass_noise model_noise(struct model *m, const struct model_batch *b, int k)
+{
+    size_t rows = (size_t)b->batch * (size_t)b->seq, extra = (size_t)(k - 1);
+    size_t floats = rows * (size_t)m->c.dim;
+    struct pass_noise x = {NULL, NULL};
+    if (b->noise) {
+        m->d->ops->upload(m->d, m->s.noise, b->noise + extra * floats, floats * sizeof(float));
+        x.given = m->s.noise;
+    } else if (b->jitter > 0 && b->noise_keys)
+        x.keys = b->noise_keys + extra * (size_t)b->batch;
+    CHECK(x.given || x.keys || !(b->jitter > 0));
+    return x;
+}
+
 /* The carried state and the fused input of pass k > 0, into x (N, D). */
 static void feed_back(struct model *m, const struct block_run *r, const struct model_batch *b,
     int k, const struct pass_acts *prev, struct pass_acts *p, float *x)
 {
     const struct device_ops *o = m->d->ops;
-    size_t n = (size_t)r->n, dim = (size_t)m->c.dim, extra = (size_t)(k - 1);
-    const float *noise = NULL;
-    if (b->noise) {
-        o->upload(m->d, m->s.noise, b->noise + extra * n * dim, n * dim * sizeof(float));
-        noise = m->s.noise;
-    }
-    const uint64_t *keys =
-        b->jitter > 0 && b->noise_keys ? b->noise_keys + extra * (size_t)b->batch : NULL;
-    CHECK(noise || keys || !(b->jitter > 0));
-    o->carry_fwd(m->d, p->carried, prev->h, noise, b->jitter, keys, b->batch, b->seq, m->c.dim);
-    o->upload(m->d, p->mask, b->masks + extra * n, n);
+    struct pass_noise noise = model_noise(m, b, k);
+    o->carry_fwd(
+        m->d, p->carried, prev->h, noise.given, b->jitter, noise.keys, b->batch, b->seq, m->c.dim);
+    o->upload(m->d, p->mask, b->masks + (size_t)(k - 1) * (size_t)r->n, (size_t)r->n);
     fused_input(r, &m->in, p, x);
+}
+
+static void attend(struct model *m, const struct model_batch *b, struct pass_acts *p, int layer)
+{
+    struct layer_acts *a = &p->layers[layer];
+    struct attn_shape shape = model_attn_shape(m, b);
+    if (p->rows.shared)
+        share_attend(m, b, p, layer);
+    else
+        m->d->ops->attn_fwd(
+            m->d, a->att, a->lse, a->q, a->k, a->v, model_first(m, &p->rows, layer), &shape);
 }
 
 void model_pass_forward(struct model *m, const struct model_batch *b, int k,
     const struct pass_acts *prev, struct pass_acts *p)
 {
     const struct device_ops *o = m->d->ops;
-    struct block_run r = model_block_run(m, b->batch * b->seq);
-    struct attn_shape shape = model_attn_shape(m, b);
+    struct block_run r = model_block_run(m, &p->rows);
     float *x = p->layers[0].x0;
+    if (r.n == 0)
+        return; /* every token is pass 1's */
     if (k == 0)
         o->copy(m->d, x, m->in.plain, dim_bytes(&r));
+    else if (p->rows.shared)
+        share_feed_back(m, &r, b, k, x);
     else
         feed_back(m, &r, b, k, prev, p, x);
     for (int l = 0; l < m->c.layers; l++) {
         struct layer_acts *a = &p->layers[l];
         block_qkv(&r, l, a);
-        o->attn_fwd(m->d, a->att, a->lse, a->q, a->k, a->v, model_first(m, l), &shape);
+        attend(m, b, p, l);
         block_finish(&r, l, a, l + 1 < m->c.layers ? p->layers[l + 1].x0 : p->x_out);
     }
     o->rmsnorm_fwd(m->d, p->h, p->rstd, p->x_out, m->w.norm, r.n, m->c.dim, m->c.norm_eps);
 }
 
-void model_readout(struct model *m, const float *h, int n, float dscale, float *dh, float *host)
+void model_layer_remake(
+    struct model *m, const struct model_batch *b, struct pass_acts *p, int layer)
+{
+    struct block_run r = model_block_run(m, &p->rows);
+    struct layer_acts *a = &p->layers[layer];
+    if (p->recompute == RECOMPUTE_NONE)
+        return;
+    block_qkv(&r, layer, a);
+    if (p->recompute == RECOMPUTE_LAYER) {
+        attend(m, b, p, layer);
+        block_attn_out(&r, layer, a);
+    }
+    block_mlp_in(&r, layer, a);
+}
+
+void model_readout(struct model *m, struct pass_acts *p, float dscale, const float *weights,
+    float *dh, float *host)
 {
     const struct device_ops *o = m->d->ops;
-    int dim = m->c.dim, vocab = m->c.vocab;
+    int n = p->rows.n, dim = m->c.dim, vocab = m->c.vocab;
     float *logits = m->s.logits;
     for (int at = 0; at < n; at += m->chunk) {
         int rows = n - at < m->chunk ? n - at : m->chunk;
-        const float *part = h + (size_t)at * (size_t)dim;
+        const float *part = p->h + (size_t)at * (size_t)dim;
         linear(m->d, logits, part, m->w.embed, rows, vocab, dim, 1, 0);
         if (host)
             o->download(m->d, host + (size_t)at * (size_t)vocab, logits,
                 (size_t)rows * (size_t)vocab * sizeof(float));
-        o->xent(
-            m->d, m->s.losses + at, logits, m->targets + at, NULL, rows, vocab, dscale, m->z_loss);
+        o->xent(m->d, p->losses + at, logits, p->rows.targets + at, weights ? weights + at : NULL,
+            rows, vocab, dscale, m->z_loss);
         if (dscale == 0)
             continue;
         o->matmul(m->d, 0, 0, rows, dim, vocab, 1, logits, vocab, m->w.embed, dim, 1,
@@ -204,13 +259,13 @@ static void copies_free(struct host_copies *h)
     free(h->logits);
 }
 
-static void copies_fill(struct model *m, const struct pass_acts *p, int n, struct host_copies *h)
+static void copies_fill(struct model *m, struct pass_acts *p, int n, struct host_copies *h)
 {
     const struct device_ops *o = m->d->ops;
     if (h->losses || h->logits)
-        model_readout(m, p->h, n, 0, NULL, h->logits);
+        model_readout(m, p, 0, NULL, NULL, h->logits);
     if (h->losses)
-        o->download(m->d, h->losses, m->s.losses, (size_t)n * sizeof(float));
+        o->download(m->d, h->losses, p->losses, (size_t)n * sizeof(float));
     if (h->hidden)
         o->download(m->d, h->hidden, p->h, (size_t)n * (size_t)m->c.dim * sizeof(float));
 }
@@ -223,7 +278,8 @@ int model_forward(struct model *m, const struct model_batch *b, int want,
     int n = b->batch * b->seq, rc = copies_new(m, (size_t)n, visit ? want : 0, &h);
     CHECK(b->targets || !(want & MODEL_WANT_LOSSES));
     if (rc == 0) {
-        struct block_run r = model_block_run(m, n);
+        p->rows = model_all_rows(m, b);
+        struct block_run r = model_block_run(m, &p->rows);
         model_batch_upload(m, b);
         plain_input(&r, m->tokens, &m->in, b->passes > 1);
     }

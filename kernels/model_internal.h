@@ -1,6 +1,6 @@
 /*
- * Inside the model: what model.c, model_memory.c, model_forward.c, model_backward.c and decode.c
- * share. Nobody else includes this.
+ * Inside the model: what model.c, model_memory.c, model_forward.c, model_backward.c, model_share.c
+ * and decode.c share. Nobody else includes this.
  *
  * Shapes: N = B·T rows, D width, Q = heads·hd, KV = kv_heads·hd, F width of the SwiGLU. Every
  * pointer is device memory inside one of the model's four allocations, unless it says host.
@@ -45,13 +45,40 @@ struct layer_acts {
     float *gate, *up;       /* (N, F) */
 };
 
+/*
+ * The rows that a pass computes: all tokens of the batch (n = N) or, where it shares its prefixes
+ * with pass 1, its fused ones alone, compacted. Everything of the pass is n rows long then.
+ */
+struct pass_rows {
+    int n, shared;
+    const int32_t *positions, *targets;  /* (n) */
+    const int32_t *first, *first_window; /* (n) */
+    const int32_t *index, *starts;       /* shared: (n) rows of the batch; (B + 1) */
+};
+
+/* The integers of compacted rows, each (N) but the starts. */
+enum {
+    COMPACT_INDEX,
+    COMPACT_STARTS, /* (B + 1) */
+    COMPACT_POSITIONS,
+    COMPACT_TARGETS,
+    COMPACT_FIRST,
+    COMPACT_WINDOW,
+    COMPACT_COUNT
+};
+
 struct pass_acts {
-    struct layer_acts *layers; /* without training all layers share one set */
-    float *x_out, *rstd;       /* (N, D) after the last block, and of the final norm (N) */
-    float *h;                  /* (N, D) the state that is read out and carried */
-    float *carried, *u;        /* (N, D) h of the pass before, moved right; W_U carried */
-    float *prod, *rstd_prod;   /* (N, D) u ⊙ σ(g), (N): with out_norm */
-    uint8_t *mask;             /* (N) */
+    struct layer_acts *layers; /* without training all layers share one set; what recompute drops
+                                  is one set in the workspace */
+    enum recompute recompute;
+    struct pass_rows rows;
+    int32_t *compact[COMPACT_COUNT]; /* memory of rows where shared */
+    float *losses;                   /* (N) */
+    float *x_out, *rstd;             /* (N, D) after the last block, and of the final norm (N) */
+    float *h;                        /* (N, D) the state that is read out and carried */
+    float *carried, *u;              /* (N, D) h of the pass before, moved right; W_U carried */
+    float *prod, *rstd_prod;         /* (N, D) u ⊙ σ(g), (N): with out_norm */
+    uint8_t *mask;                   /* (N) */
 };
 
 /* The plain input and the gate, the same in every pass. Without its norm a buffer is its source. */
@@ -64,18 +91,22 @@ struct input_acts {
 /* Scratch. Members of one union never live at the same time, and overlap in memory. */
 struct scratch {
     float *norm;              /* (N, D) a block's normalised input */
-    float *losses;            /* (N) */
     float *dx, *dh, *dnorm;   /* (N, D) of the residual, of h, of a normalised input */
     float *dplain, *dg;       /* (N, D) of the plain input and of g, summed over passes */
     float *norm_work;         /* rmsnorm_bwd */
+    float *dh_first;          /* with sharing (N, D): dL/dh of pass 1, summed over passes */
+    float *row_weights;       /*   (N) of pass 1's losses */
     float *act, *dgate, *dup; /* union: (N, F) */
     float *gated; /* union: (N, Q) the gated output of attention, then the gate's gradient */
     float *datt, *dq, *dk, *dv; /*   with it: (N, Q), (N, Q), (N, KV), (N, KV) */
     float *attn_work;           /*   with them: attn_bwd */
+    float *k_all, *v_all;       /*   and with sharing (N, KV): merged keys and values */
     float *du, *dg_pass;        /* union: (N, D); du becomes the gradient of carried's product */
     float *dcarried;            /*   with them: (N, D) */
-    float *noise;               /* union: (N, D) given noise */
-    float *logits;              /* union: (chunk, V) */
+    float *dh_all; /*   and with sharing (N, D): dL/dh of all rows of the pass before */
+    float *noise;  /* union: (N, D) given noise */
+    float *h_all;  /*   with it, with sharing (N, D): merged states */
+    float *logits; /* union: (chunk, V) */
 };
 
 enum model_block {
@@ -84,6 +115,11 @@ enum model_block {
     BLOCK_ACTIVATIONS,
     BLOCK_WORKSPACE,
     BLOCK_COUNT
+};
+
+/* With sharing: what later passes ask of pass 1's keys and values of one layer, summed; (N, KV). */
+struct shared_keys {
+    float *dk, *dv;
 };
 
 struct model {
@@ -97,13 +133,18 @@ struct model {
     struct pass_acts *passes; /* host: lim.passes of them, one without training */
     struct input_acts in;
     struct scratch s;
-    float *cos_table, *sin_table; /* (lim.seq, hd/2) */
-    int32_t *tokens, *targets;    /* (N) */
-    int32_t *positions, *first;   /* (N) of the row's document where doc_mask */
-    int32_t *first_window;        /* (N) inside the window too; first without windows */
-    float z_loss;                 /* of the batch in training */
-    int chunk;                    /* rows of logits at a time */
+    struct layer_acts remade;        /* one layer of what recompute drops */
+    struct shared_keys *shared_keys; /* host: (layers) */
+    int sharing;                     /* the batch at hand shares prefixes */
+    float *cos_table, *sin_table;    /* (lim.seq, hd/2) */
+    int32_t *tokens, *targets;       /* (N) */
+    int32_t *positions, *first;      /* (N) of the row's document where doc_mask */
+    int32_t *first_window;           /* (N) inside the window too; first without windows */
+    float z_loss;                    /* of the batch in training */
+    int chunk;                       /* rows of logits at a time */
     int32_t *host_positions, *host_first, *host_window; /* host: (N) */
+    int32_t *host_index, *host_starts;                  /* host: (N), (B + 1) */
+    float *host_weights;                                /* host: (N) */
 };
 
 /* Most bytes that a chunk of logits may take; rows of such a chunk, at most max_rows. */
@@ -135,7 +176,10 @@ struct block_run {
 void linear(struct device *d, float *y, const float *x, const float *w, int n, int out, int in,
     float alpha, float beta);
 void block_qkv(const struct block_run *r, int layer, struct layer_acts *a);
-/* From a->att to the block's output x_next (n, D), which may be a->x0. */
+/* From a->att to a->x1, from there to a->gate and a->up, from there to x_next (n, D). */
+void block_attn_out(const struct block_run *r, int layer, struct layer_acts *a);
+void block_mlp_in(const struct block_run *r, int layer, struct layer_acts *a);
+/* The three in turn: from a->att to the block's output x_next (n, D), which may be a->x0. */
 void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next);
 
 /*
@@ -148,26 +192,63 @@ void gate_source(const struct model_config *c, struct input_acts *in);
 
 /* The plain input of r->n tokens and, where `gate` is set, the gate; both into `in`. */
 void plain_input(const struct block_run *r, const int32_t *tokens, struct input_acts *in, int gate);
-/* p->carried, in->g → out (n, D): the fused input where p->mask is 1, the plain one elsewhere. */
+/* p->carried, g (n, D) → out (n, D): the fused input of every row. */
+void fuse(const struct block_run *r, const float *g, struct pass_acts *p, float *out);
+/* The same where p->mask is 1, the plain input elsewhere. */
 void fused_input(
     const struct block_run *r, const struct input_acts *in, struct pass_acts *p, float *out);
 
 /* --- one pass of a batch ---------------------------------------------------------------------- */
 
-/* First visible positions of a layer. */
-const int32_t *model_first(const struct model *m, int layer);
 struct attn_shape model_attn_shape(const struct model *m, const struct model_batch *b);
 void model_batch_upload(struct model *m, const struct model_batch *b);
-struct block_run model_block_run(struct model *m, int n);
-/* Pass k (from 0) into p; prev is the pass before (may be p itself). */
+/* All tokens of the batch. */
+struct pass_rows model_all_rows(const struct model *m, const struct model_batch *b);
+/* First visible positions of a layer. */
+const int32_t *model_first(const struct model *m, const struct pass_rows *rows, int layer);
+struct block_run model_block_run(struct model *m, const struct pass_rows *rows);
+
+/* Noise of pass k (from 0) > 0: the given one on the device, the keys of the drawn one, or neither.
+ */
+struct pass_noise {
+    const float *given;
+    const uint64_t *keys;
+};
+struct pass_noise model_noise(struct model *m, const struct model_batch *b, int k);
+
+/* Pass k (from 0) into p, whose rows are set; prev is the pass before (may be p itself). */
 void model_pass_forward(struct model *m, const struct model_batch *b, int k,
     const struct pass_acts *prev, struct pass_acts *p);
+/* What p->recompute dropped of a layer, into m->remade. */
+void model_layer_remake(
+    struct model *m, const struct model_batch *b, struct pass_acts *p, int layer);
 
 /*
- * Reads out h (n, D) chunk by chunk: losses into m->s.losses. Where dscale != 0 also the gradients
- * of dscale · Σ losses: dh (n, D) +=, the embedding's +=. Where host is given logits are copied
- * there.
+ * Reads out p->h chunk by chunk: losses into p->losses. Where dscale != 0 also the gradients of
+ * dscale · Σ weights · losses (weights NULL: all 1): dh (n, D) +=, the embedding's +=. Where host
+ * is given logits are copied there.
  */
-void model_readout(struct model *m, const float *h, int n, float dscale, float *dh, float *host);
+void model_readout(struct model *m, struct pass_acts *p, float dscale, const float *weights,
+    float *dh, float *host);
+
+/* --- prefix sharing (model_share.c) -------------------------------------------------------------
+ */
+
+/* Decides m->sharing for the batch and sets the rows of its passes. */
+void share_begin(struct model *m, const struct model_batch *b, float lambda);
+/* The carried state of pass k > 0, compacted, and its fused input into x. */
+void share_feed_back(
+    struct model *m, const struct block_run *r, const struct model_batch *b, int k, float *x);
+void share_attend(struct model *m, const struct model_batch *b, struct pass_acts *p, int layer);
+/* From s.datt: s.dq, and the gradients of the pass's own keys and values into s.k_all, s.v_all. */
+void share_attend_backward(
+    struct model *m, const struct model_batch *b, const struct pass_acts *p, int layer);
+/* Clears what later passes add to for pass 1. */
+void share_backward_begin(struct model *m, const struct model_batch *b);
+/* From s.dcarried of pass k > 0: what it asks of the states of pass k − 1 (its rows into s.dh) and
+ * of pass 1 (s.dh_first). */
+void share_carry_backward(struct model *m, const struct model_batch *b, int k);
+/* Sums of losses of all passes, from the losses of their own rows. */
+void share_loss_sums(struct model *m, const struct model_batch *b, double *loss_sums);
 
 #endif

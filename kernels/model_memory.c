@@ -1,4 +1,5 @@
 /* Who gets which device memory. One layout, run twice: to measure and to hand out. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,42 +49,111 @@ int model_pass_sets(const struct model *m)
     return m->lim.train ? m->lim.passes : 1;
 }
 
-void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l)
+/* --- activations ------------------------------------------------------------------------------ */
+
+enum width { W_ONE, W_DIM, W_QUERY, W_KEY, W_HEADS, W_KV_HEADS, W_FFN };
+
+static size_t width_of(const struct model_config *c, enum width w)
 {
-    size_t q = (size_t)c->heads * (size_t)c->head_dim, dim = (size_t)c->dim;
-    size_t kv = (size_t)c->kv_heads * (size_t)c->head_dim, ffn = (size_t)c->ffn;
-    l->x0 = arena_floats(a, n, dim);
-    l->rstd1 = arena_floats(a, n, 1);
-    l->q = arena_floats(a, n, q);
-    l->k = arena_floats(a, n, kv);
-    l->v = arena_floats(a, n, kv);
-    if (c->qk_norm) {
-        l->q_raw = arena_floats(a, n, q);
-        l->k_raw = arena_floats(a, n, kv);
-        l->rstd_q = arena_floats(a, n, (size_t)c->heads);
-        l->rstd_k = arena_floats(a, n, (size_t)c->kv_heads);
-    }
-    if (c->attn_gate)
-        l->att_gate = arena_floats(a, n, q);
-    l->att = arena_floats(a, n, q);
-    l->lse = arena_floats(a, n, (size_t)c->heads);
-    l->x1 = arena_floats(a, n, dim);
-    l->rstd2 = arena_floats(a, n, 1);
-    l->gate = arena_floats(a, n, ffn);
-    l->up = arena_floats(a, n, ffn);
+    size_t heads = (size_t)c->heads, kv_heads = (size_t)c->kv_heads, hd = (size_t)c->head_dim;
+    const size_t widths[] = {[W_ONE] = 1,
+        [W_DIM] = (size_t)c->dim,
+        [W_QUERY] = heads * hd,
+        [W_KEY] = kv_heads * hd,
+        [W_HEADS] = heads,
+        [W_KV_HEADS] = kv_heads,
+        [W_FFN] = (size_t)c->ffn};
+    return widths[w];
 }
 
-static void pass_take(struct arena *a, const struct model *m, size_t n, struct pass_acts *p)
+#define NEVER  (RECOMPUTE_LAYER + 1)
+#define OF(f)  offsetof(struct layer_acts, f)
+#define OPT(f) offsetof(struct model_config, f)
+
+/* What a layer keeps: how wide, which option of the model it needs (0: none), and the lowest level
+ * of recompute that drops it. */
+static const struct act {
+    size_t at;
+    enum width width;
+    size_t option;
+    int dropped;
+} acts[] = {
+    {OF(x0), W_DIM, 0, NEVER},
+    {OF(rstd1), W_ONE, 0, NEVER},
+    {OF(q), W_QUERY, 0, RECOMPUTE_INNER},
+    {OF(k), W_KEY, 0, RECOMPUTE_INNER},
+    {OF(v), W_KEY, 0, RECOMPUTE_INNER},
+    {OF(q_raw), W_QUERY, OPT(qk_norm), RECOMPUTE_INNER},
+    {OF(k_raw), W_KEY, OPT(qk_norm), RECOMPUTE_INNER},
+    {OF(rstd_q), W_HEADS, OPT(qk_norm), RECOMPUTE_INNER},
+    {OF(rstd_k), W_KV_HEADS, OPT(qk_norm), RECOMPUTE_INNER},
+    {OF(att_gate), W_QUERY, OPT(attn_gate), RECOMPUTE_INNER},
+    {OF(att), W_QUERY, 0, RECOMPUTE_LAYER},
+    {OF(lse), W_HEADS, 0, RECOMPUTE_LAYER},
+    {OF(x1), W_DIM, 0, RECOMPUTE_LAYER},
+    {OF(rstd2), W_ONE, 0, NEVER},
+    {OF(gate), W_FFN, 0, RECOMPUTE_INNER},
+    {OF(up), W_FFN, 0, RECOMPUTE_INNER},
+};
+_Static_assert(sizeof acts / sizeof *acts == sizeof(struct layer_acts) / sizeof(float *),
+    "the table names every tensor of struct layer_acts");
+
+/* Those dropped at levels from … to. */
+static void acts_take(
+    struct arena *a, const struct model_config *c, size_t n, int from, int to, struct layer_acts *l)
+{
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
+        const struct act *x = &acts[i];
+        if (x->option && !*(const int *)((const char *)c + x->option))
+            continue;
+        if (x->dropped >= from && x->dropped <= to)
+            *(float **)((char *)l + x->at) = arena_floats(a, n, width_of(c, x->width));
+    }
+}
+
+void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l)
+{
+    acts_take(a, c, n, 0, NEVER, l);
+}
+
+/* One layer of what any pass drops. */
+static void remade_take(struct arena *a, struct model *m, size_t n)
+{
+    int level = RECOMPUTE_NONE;
+    for (int k = 0; m->lim.train && k < m->lim.passes; k++)
+        if ((int)m->lim.recompute[k] > level)
+            level = (int)m->lim.recompute[k];
+    acts_take(a, &m->c, n, RECOMPUTE_INNER, level, &m->remade);
+}
+
+static void layers_take(
+    struct arena *a, const struct model *m, size_t n, int k, struct pass_acts *p)
+{
+    int keys = k == 0 && model_limits_share(&m->c, &m->lim); /* the later passes need pass 1's */
+    for (int l = 0; l < m->c.layers; l++) {
+        struct layer_acts *x = &p->layers[l];
+        if (l > 0 && !m->lim.train) {
+            *x = p->layers[0];
+            continue;
+        }
+        *x = m->remade;
+        acts_take(a, &m->c, n, (int)p->recompute + 1, NEVER, x);
+        if (keys && p->recompute > RECOMPUTE_NONE) {
+            x->k = arena_floats(a, n, width_of(&m->c, W_KEY));
+            x->v = arena_floats(a, n, width_of(&m->c, W_KEY));
+        }
+    }
+}
+
+static void pass_take(struct arena *a, const struct model *m, size_t n, int k, struct pass_acts *p)
 {
     size_t dim = (size_t)m->c.dim;
-    for (int l = 0; l < m->c.layers; l++)
-        if (l == 0 || m->lim.train)
-            layer_acts_take(a, &m->c, n, &p->layers[l]);
-        else
-            p->layers[l] = p->layers[0];
+    p->recompute = m->lim.train ? m->lim.recompute[k] : RECOMPUTE_NONE;
+    layers_take(a, m, n, k, p);
     p->x_out = arena_floats(a, n, dim);
     p->rstd = arena_floats(a, n, 1);
     p->h = arena_floats(a, n, dim);
+    p->losses = arena_floats(a, n, 1);
     if (!m->c.feedback)
         return;
     p->carried = arena_floats(a, n, dim);
@@ -93,6 +163,8 @@ static void pass_take(struct arena *a, const struct model *m, size_t n, struct p
         p->prod = arena_floats(a, n, dim);
         p->rstd_prod = arena_floats(a, n, 1);
     }
+    for (int i = 0; i < COMPACT_COUNT && k > 0 && model_limits_share(&m->c, &m->lim); i++)
+        p->compact[i] = arena_ints(a, i == COMPACT_STARTS ? (size_t)m->lim.batch + 1 : n);
 }
 
 static void input_take(
@@ -140,7 +212,13 @@ static void union_attn(struct arena *a, const struct model *m, size_t n, struct 
     s->dq = arena_floats(a, n, q);
     s->dk = arena_floats(a, n, kv);
     s->dv = arena_floats(a, n, kv);
-    s->attn_work = arena_floats(a, m->d->ops->attn_bwd_work(m->d, &shape), 1);
+    size_t whole = m->d->ops->attn_bwd_work(m->d, &shape);
+    size_t rows = m->d->ops->attn_rows_bwd_work(m->d, &shape);
+    s->attn_work = arena_floats(a, whole > rows ? whole : rows, 1);
+    if (model_limits_share(c, &m->lim)) {
+        s->k_all = arena_floats(a, n, kv);
+        s->v_all = arena_floats(a, n, kv);
+    }
 }
 
 static void union_fusion(struct arena *a, const struct model *m, size_t n, struct scratch *s)
@@ -151,12 +229,16 @@ static void union_fusion(struct arena *a, const struct model *m, size_t n, struc
     s->du = arena_floats(a, n, dim);
     s->dg_pass = arena_floats(a, n, dim);
     s->dcarried = arena_floats(a, n, dim);
+    if (model_limits_share(&m->c, &m->lim))
+        s->dh_all = arena_floats(a, n, dim);
 }
 
 static void union_noise(struct arena *a, const struct model *m, size_t n, struct scratch *s)
 {
     if (m->c.feedback)
         s->noise = arena_floats(a, n, (size_t)m->c.dim);
+    if (model_limits_share(&m->c, &m->lim))
+        s->h_all = arena_floats(a, n, (size_t)m->c.dim);
 }
 
 static void union_logits(struct arena *a, const struct model *m, size_t n, struct scratch *s)
@@ -180,7 +262,6 @@ static void scratch_take(struct arena *a, const struct model *m, size_t n, struc
         struct scratch *) = {union_mlp, union_attn, union_fusion, union_noise, union_logits};
     size_t dim = (size_t)m->c.dim;
     s->norm = arena_floats(a, n, dim);
-    s->losses = arena_floats(a, n, 1);
     if (m->lim.train) {
         s->dx = arena_floats(a, n, dim);
         s->dh = arena_floats(a, n, dim);
@@ -188,6 +269,10 @@ static void scratch_take(struct arena *a, const struct model *m, size_t n, struc
         s->dplain = arena_floats(a, n, dim);
         s->dg = m->c.feedback ? arena_floats(a, n, dim) : NULL;
         s->norm_work = arena_floats(a, norm_work_floats(m, n), 1);
+    }
+    if (model_limits_share(&m->c, &m->lim)) {
+        s->dh_first = arena_floats(a, n, dim);
+        s->row_weights = arena_floats(a, n, 1);
     }
     size_t end = a->used;
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
@@ -240,12 +325,18 @@ void model_layout(struct model *m, struct model_memory *sizes)
         m->grads = arena_floats(&a[BLOCK_GRADIENTS], (size_t)m->table.total, 1);
     tensors_point(m, m->grads, &m->g);
 
-    size_t per_pass = 0;
-    for (int k = 0; k < model_pass_sets(m); k++) {
-        pass_take(&a[BLOCK_ACTIVATIONS], m, n, &m->passes[k]);
-        per_pass = k == 0 ? a[BLOCK_ACTIVATIONS].used : per_pass;
-    }
     struct arena *work = &a[BLOCK_WORKSPACE];
+    memset(sizes, 0, sizeof *sizes);
+    remade_take(work, m, n);
+    for (int k = 0; k < model_pass_sets(m); k++) {
+        size_t before = a[BLOCK_ACTIVATIONS].used;
+        pass_take(&a[BLOCK_ACTIVATIONS], m, n, k, &m->passes[k]);
+        sizes->activations[k] = a[BLOCK_ACTIVATIONS].used - before;
+    }
+    for (int l = 0; l < m->c.layers && model_limits_share(&m->c, &m->lim); l++) {
+        m->shared_keys[l].dk = arena_floats(work, n, width_of(&m->c, W_KEY));
+        m->shared_keys[l].dv = arena_floats(work, n, width_of(&m->c, W_KEY));
+    }
     input_take(work, &m->c, n, &m->in);
     m->cos_table = arena_floats(work, (size_t)m->lim.seq, half);
     m->sin_table = arena_floats(work, (size_t)m->lim.seq, half);
@@ -255,12 +346,15 @@ void model_layout(struct model *m, struct model_memory *sizes)
     m->first = arena_ints(work, n);
     m->first_window = m->c.window ? arena_ints(work, n) : m->first;
     scratch_take(work, m, n, &m->s);
-    *sizes = (struct model_memory){
-        .weights = a[BLOCK_WEIGHTS].used,
-        .gradients = a[BLOCK_GRADIENTS].used,
-        .activations_per_pass = per_pass,
-        .workspace = work->used,
-    };
+    sizes->weights = a[BLOCK_WEIGHTS].used;
+    sizes->gradients = a[BLOCK_GRADIENTS].used;
+    sizes->workspace = work->used;
+    for (int i = 0; i < BLOCK_COUNT; i++)
+        if (a[i].used == SIZE_MAX ||
+            __builtin_add_overflow(sizes->total, a[i].used, &sizes->total)) {
+            sizes->total = SIZE_MAX;
+            break;
+        }
 }
 
 void model_memory_estimate(struct device *d, const struct model_config *c,

@@ -9,6 +9,7 @@
 #include "common/check.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "trainer/plan_costs.h"
 
 #define MXCSR_FLUSH_TO_ZERO      0x8000u
 #define MXCSR_DENORMALS_ARE_ZERO 0x0040u
@@ -16,6 +17,7 @@
 struct engine {
     const struct plan *plan;
     int rank, world;
+    struct model_limits limits;
     struct device *device;
     struct model *model;
     struct optimizer *optimizer;
@@ -33,14 +35,6 @@ static void flush_denormals(int threads)
     _mm_setcsr(_mm_getcsr() | MXCSR_FLUSH_TO_ZERO | MXCSR_DENORMALS_ARE_ZERO);
 }
 
-static struct model_limits limits_of(const struct plan *p)
-{
-    return (struct model_limits){.batch = p->c.train.micro_rows,
-        .seq = p->c.data.seq_len,
-        .passes = plan_max_passes(p),
-        .train = 1};
-}
-
 static struct optimizer_settings optimizer_settings_of(const struct plan *p)
 {
     return (struct optimizer_settings){.beta1 = p->c.optim.beta1,
@@ -54,15 +48,17 @@ static struct optimizer_settings optimizer_settings_of(const struct plan *p)
 int engine_new(const struct engine_settings *settings, struct engine **out, struct err *e)
 {
     struct engine *g = mem_array(1, sizeof *g);
-    struct model_limits limits = limits_of(settings->plan);
+    static const enum recompute none[CONFIG_MAX_PASSES];
+    const enum recompute *recompute = settings->recompute ? settings->recompute : none;
     struct optimizer_settings optim = optimizer_settings_of(settings->plan);
+    g->limits = plan_model_limits(settings->plan, recompute);
     g->plan = settings->plan;
     g->rank = settings->rank;
     g->world = settings->world;
     int rc = device_cpu_new(settings->threads, &g->device, e);
     if (rc == 0) {
         flush_denormals(g->device->threads);
-        rc = model_new(g->device, &g->plan->c.model, &limits, &g->model, e);
+        rc = model_new(g->device, &g->plan->c.model, &g->limits, &g->model, e);
     }
     if (rc == 0)
         rc = optimizer_new(g->device, model_weights(g->model), &optim, &g->optimizer, e);
@@ -247,10 +243,10 @@ const struct weight_table *engine_weights(const struct engine *g)
 
 void engine_memory(const struct engine *g, struct engine_memory *out)
 {
-    struct model_limits limits = limits_of(g->plan);
-    model_memory_estimate(g->device, &g->plan->c.model, &limits, &out->model);
+    model_memory_estimate(g->device, &g->plan->c.model, &g->limits, &out->model);
     out->moments = 2 * params_bytes(g);
-    out->passes = limits.passes;
+    out->passes = g->limits.passes;
+    out->sharing = model_shares_prefixes(g->model);
 }
 
 int engine_threads(const struct engine *g)

@@ -24,6 +24,7 @@ struct engine_settings {
     const struct plan *plan; /* stays the caller's */
     int threads;             /* of the CPU device; 0: every core */
     int rank, world;
+    const enum recompute *recompute; /* by pass (CONFIG_MAX_PASSES); NULL: none */
 };
 
 /* One finished step, as it is reported. Losses are means over this rank's counted targets. */
@@ -66,7 +67,8 @@ const struct weight_table *engine_weights(const struct engine *g);
 struct engine_memory {
     struct model_memory model;
     size_t moments;
-    int passes; /* sets of activations */
+    int passes;  /* sets of activations */
+    int sharing; /* 1: prefixes are shared */
 };
 void engine_memory(const struct engine *g, struct engine_memory *out);
 int engine_threads(const struct engine *g);

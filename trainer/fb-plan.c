@@ -134,7 +134,7 @@ static int report(const struct options *o, const struct config *c, struct err *e
     int rc = plan_make(c, &p, e);
     if (rc < 0)
         return rc;
-    rc = plan_costs_make(&p, c->process.trainer_threads, o->rate, &costs, e);
+    rc = plan_costs_make(&p, c, o->rate, &costs, e);
     if (rc == 0 && o->json)
         print_json(&p, &costs);
     else if (rc == 0)

@@ -406,7 +406,8 @@ static int open_worker(struct trainer *t, const struct loop_settings *s, struct 
     struct engine_settings engine = {.plan = &t->run.plan,
         .threads = t->run.config.process.trainer_threads,
         .rank = s->rank,
-        .world = s->world};
+        .world = s->world,
+        .recompute = t->run.config.train.recompute};
     int rc = engine_new(&engine, &t->engine, e);
     if (rc < 0)
         return rc;
@@ -446,15 +447,24 @@ static void log_memory(const struct trainer *t)
 {
     struct engine_memory m;
     const double mib = 1.0 / (1 << 20);
+    char passes[CONFIG_MAX_PASSES * 32] = "";
+    size_t at = 0;
     engine_memory(t->engine, &m);
+    for (int k = 0; k < m.passes; k++)
+        at += (size_t)snprintf(passes + at, sizeof passes - at, "activations_%d_mib=%.1f ", k + 1,
+            (double)m.model.activations[k] * mib);
     log_info("memory planned",
-        "weights_mib=%.1f gradients_mib=%.1f activations_mib=%.1f passes=%d workspace_mib=%.1f "
-        "moments_mib=%.1f checkpoint_staging_mib=%.1f feed_mib=%.1f",
-        (double)m.model.weights * mib, (double)m.model.gradients * mib,
-        (double)m.model.activations_per_pass * m.passes * mib, m.passes,
-        (double)m.model.workspace * mib, (double)m.moments * mib,
+        "weights_mib=%.1f gradients_mib=%.1f moments_mib=%.1f %sworkspace_mib=%.1f "
+        "checkpoint_staging_mib=%.1f feed_mib=%.1f",
+        (double)m.model.weights * mib, (double)m.model.gradients * mib, (double)m.moments * mib,
+        passes, (double)m.model.workspace * mib,
         (double)saver_staging_bytes(engine_weights(t->engine)) * mib,
         (double)feed_memory_bytes(t->feed) * mib);
+    if (m.passes > 1)
+        log_info("passes after the first", "prefix_sharing=%s doc_mask=%s compute=%s",
+            t->run.plan.c.train.prefix_sharing ? "auto" : "off",
+            t->run.plan.c.model.doc_mask ? "true" : "false",
+            m.sharing ? "fused_tokens" : "every_token");
     log_info("feed credit", "steps_ahead=%d byte_cap=%u", STEPS_AHEAD, FEED_BYTE_CAP);
 }
 

@@ -53,12 +53,23 @@ static void count_flops(const struct plan *p, struct plan_costs *c)
     c->flops_one_pass = c->flops_token[1] * c->tokens;
 }
 
-static int count_memory(const struct plan *p, struct device *d, struct plan_costs *c, struct err *e)
+struct model_limits plan_model_limits(const struct plan *p, const enum recompute *recompute)
 {
     struct model_limits lim = {.batch = p->c.train.micro_rows,
         .seq = p->c.data.seq_len,
         .passes = plan_max_passes(p),
-        .train = 1};
+        .train = 1,
+        .prefix_sharing = p->c.train.prefix_sharing};
+    _Static_assert((int)CONFIG_MAX_PASSES <= (int)MODEL_MAX_PASSES, "the model takes every plan");
+    for (int k = 0; k < CONFIG_MAX_PASSES; k++)
+        lim.recompute[k] = recompute[k];
+    return lim;
+}
+
+static int count_memory(const struct plan *p, const struct config *run, struct device *d,
+    struct plan_costs *c, struct err *e)
+{
+    struct model_limits lim = plan_model_limits(p, run->train.recompute);
     struct weight_table table;
     int rc = weight_table_make(&p->c.model, &table, e);
     if (rc < 0)
@@ -67,9 +78,8 @@ static int count_memory(const struct plan *p, struct device *d, struct plan_cost
     c->passes = lim.passes;
     c->moments = 2 * (size_t)table.total * sizeof(float);
     c->staging = saver_staging_bytes(&table);
-    c->total = c->model.weights + c->model.gradients +
-               (size_t)c->passes * c->model.activations_per_pass + c->model.workspace + c->moments +
-               c->staging;
+    c->sharing = model_limits_share(&p->c.model, &lim);
+    c->total = c->model.total + c->moments + c->staging;
     weight_table_release(&table);
     return 0;
 }
@@ -96,18 +106,18 @@ static int measure(const struct model_config *m, struct device *d, double *rate,
     return 0;
 }
 
-int plan_costs_make(
-    const struct plan *p, int threads, double rate, struct plan_costs *out, struct err *e)
+int plan_costs_make(const struct plan *p, const struct config *run, double rate,
+    struct plan_costs *out, struct err *e)
 {
     struct device *d;
     *out = (struct plan_costs){.matmul_flops = rate, .measured = rate == 0};
     out->params = model_config_params(&p->c.model);
-    int rc = device_cpu_new(threads, &d, e);
+    int rc = device_cpu_new(run->process.trainer_threads, &d, e);
     if (rc < 0)
         return rc;
     count_steps(p, out);
     count_flops(p, out);
-    rc = count_memory(p, d, out, e);
+    rc = count_memory(p, run, d, out, e);
     if (rc == 0 && out->measured)
         rc = measure(&p->c.model, d, &out->matmul_flops, e);
     out->seconds = out->flops / (out->matmul_flops * PLAN_EFFICIENCY);

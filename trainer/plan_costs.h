@@ -18,6 +18,7 @@ struct plan_costs {
 
     struct model_memory model; /* bytes on the device */
     int passes;                /* sets of activations kept */
+    int sharing;               /* 1: prefixes are shared (kernels/model.h) */
     size_t moments;            /* of the optimizer */
     size_t staging;            /* host copy while a checkpoint is written */
     size_t total;
@@ -34,10 +35,15 @@ struct plan_costs {
 /* Share of the bare matrix-multiplication rate that a training step is assumed to reach. */
 #define PLAN_EFFICIENCY 0.6
 
-/* rate: FLOP/s of matrix products, or 0 to measure it for a fraction of a second on this machine.
+/*
+ * run: what is not the plan's: threads, recompute. rate: FLOP/s of matrix products, or 0 to measure
+ * it for a fraction of a second on this machine.
  */
-int plan_costs_make(
-    const struct plan *p, int threads, double rate, struct plan_costs *out, struct err *e);
+int plan_costs_make(const struct plan *p, const struct config *run, double rate,
+    struct plan_costs *out, struct err *e);
+
+/* What a trainer asks of its model; recompute by pass (CONFIG_MAX_PASSES). */
+struct model_limits plan_model_limits(const struct plan *p, const enum recompute *recompute);
 
 /* FLOPs of forward and backward of one token in a step of `passes`; attention over half of seq on
  * average, less with a window. */

@@ -9,8 +9,6 @@
 
 #include "common/mem.h"
 
-#define MAX_PASSES 256 /* each keeps its activations */
-
 /* --- metadata --------------------------------------------------------------------------------- */
 
 enum meta_kind { META_INT, META_FLAG, META_FLOAT, META_DOUBLE, META_MUST, META_IGNORED };
@@ -167,9 +165,9 @@ static int batch_read(
     if (!t || t->ndim != 2 || t->shape[0] < 1 || t->shape[1] < 1 || t->shape[0] > INT_MAX ||
         t->shape[1] > INT_MAX / t->shape[0])
         return err_set(e, ERR_INPUT, "tensor in.tokens: right is I32 (rows, tokens), not empty");
-    if (v->passes < 1 || v->passes > MAX_PASSES)
+    if (v->passes < 1 || v->passes > MODEL_MAX_PASSES)
         return err_set(
-            e, ERR_INPUT, "metadata passes is %d, right is 1 to %d", v->passes, MAX_PASSES);
+            e, ERR_INPUT, "metadata passes is %d, right is 1 to %d", v->passes, MODEL_MAX_PASSES);
     int64_t extra = v->passes - 1, b = t->shape[0], n = t->shape[1];
     int64_t rows[] = {b, n}, masks[] = {extra, b, n}, noise[] = {extra, b, n, v->model.dim};
     int given = extra > 0 && safetensors_find(st, "in.noise") != NULL;

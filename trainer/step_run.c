@@ -127,7 +127,11 @@ static int result_new(const struct step_case *sc, struct step_result *r, struct 
 int step_run(struct device *d, const struct step_case *sc, const struct safetensors *st,
     struct step_result *out, struct err *e)
 {
-    struct model_limits lim = {sc->batch.batch, sc->batch.seq, sc->batch.passes, 1};
+    struct model_limits lim = {.batch = sc->batch.batch,
+        .seq = sc->batch.seq,
+        .passes = sc->batch.passes,
+        .train = 1,
+        .prefix_sharing = 1};
     struct model *m = NULL;
     float *weights = NULL;
     memset(out, 0, sizeof *out);

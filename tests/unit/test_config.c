@@ -97,6 +97,40 @@ static void test_preset(void **state)
 }
 
 /* Each is a valid model; the counts are those that the names promise. */
+/* A word is every pass's; of a list the last is the rest's; printing reads back. */
+static void test_recompute(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *given, *printed;
+        enum recompute first, second, last;
+    } cases[] = {
+        {"train.recompute=layer", "recompute: [\"layer\"]\n", RECOMPUTE_LAYER, RECOMPUTE_LAYER,
+            RECOMPUTE_LAYER},
+        {"train.recompute=[none, inner]", "recompute: [\"none\", \"inner\"]\n", RECOMPUTE_NONE,
+            RECOMPUTE_INNER, RECOMPUTE_INNER},
+        {"train.recompute=[inner, none, none]", "recompute: [\"inner\", \"none\"]\n",
+            RECOMPUTE_INNER, RECOMPUTE_NONE, RECOMPUTE_NONE},
+        {"train.seed=1", "recompute: [\"none\"]\n", RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_NONE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct config c;
+        struct err e = {0};
+        struct buf out = BUF_INIT;
+        const char *set[] = {cases[i].given, "train.prefix_sharing=off"};
+        assert_int_equal(config_parse(DATA, strlen(DATA), "y", set, 2, &c, &e), 0);
+        assert_int_equal(c.train.recompute[0], cases[i].first);
+        assert_int_equal(c.train.recompute[1], cases[i].second);
+        assert_int_equal(c.train.recompute[CONFIG_MAX_PASSES - 1], cases[i].last);
+        assert_false(c.train.prefix_sharing);
+        config_print(&c, &out);
+        if (!strstr(out.data, cases[i].printed) || !strstr(out.data, "prefix_sharing: \"off\"\n"))
+            fail_msg("no %s in\n%s", cases[i].printed, out.data);
+        buf_release(&out);
+        config_release(&c);
+    }
+}
+
 static void test_presets(void **state)
 {
     (void)state;
@@ -173,6 +207,14 @@ static void test_mistakes(void **state)
             "demo.yaml:5: eval.regimes: soft and fused need model.feedback: true"},
         {"model: {feedback: false}\neval: {suites: [fixed_point]}\n",
             "demo.yaml:5: eval.suites: fixed_point needs model.feedback: true"},
+        {"train: {prefix_sharing: true}\n",
+            "demo.yaml:4: train.prefix_sharing: \"true\" is not auto or off"},
+        {"train:\n  recompute: some\n",
+            "demo.yaml:5: train.recompute: \"some\" is none of none, inner, layer"},
+        {"train:\n  recompute: [layer, {a: b}]\n",
+            "demo.yaml:5: train.recompute: \"a list or mapping\" is none of none, inner, layer"},
+        {"train:\n  recompute: []\n",
+            "demo.yaml:5: train.recompute: wanted a list of none, inner, layer"},
         {"train: {micro_rows: 3}\n",
             "demo.yaml:4: train.micro_rows: 3 does not divide train.batch_rows (16)"},
         {"train: {micro_rows: 16}\ndata.seq_len: 1048577\n",
@@ -416,6 +458,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_preset),
+        cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_mistakes),
         cmocka_unit_test(test_data_mistakes),

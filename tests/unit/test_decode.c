@@ -23,7 +23,7 @@ static int32_t sequence[LONGEST];
 
 static struct model *model_of(const struct model_config *c, int batch, float **flat)
 {
-    struct model_limits lim = {batch, LONGEST, 1, 0};
+    struct model_limits lim = {.batch = batch, .seq = LONGEST, .passes = 1, .train = 0};
     for (int i = 0; i < LONGEST; i++)
         sequence[i] = (int32_t)(rng_unit(91, (uint64_t)i) * VOCAB);
     return small_model(device, c, &lim, 5, flat);

@@ -136,10 +136,14 @@ static void check_gradients(const struct twin_case *k, struct model *m, double *
     }
 }
 
-static void run_twin_case(const struct twin_case *k)
+static void run_twin_case(const struct twin_case *k, int prefix_sharing)
 {
     struct model_config c = config_of(k);
-    struct model_limits lim = {3, 9, 3, 1}; /* larger than the batch in every way */
+    struct model_limits lim = {.batch = 3,
+        .seq = 9,
+        .passes = 3,
+        .train = 1,
+        .prefix_sharing = prefix_sharing}; /* larger than the batch in every way */
     struct test_batch tb;
     float *flat;
     double sums[3];
@@ -150,6 +154,7 @@ static void run_twin_case(const struct twin_case *k)
     test_batch_make(&tb, &c, 2, 7, k->passes, k->fused, k->jitter, 77);
     tb.b.z_loss = k->jitter / 30; /* the cases with jitter have it too */
     model_train(m, &tb.b, LAMBDA, SCALE, sums);
+    assert_int_equal(model_shared(m), prefix_sharing && c.doc_mask && k->passes > 1);
     device->ops->download(device, grads, model_grads(m), total * sizeof *grads);
     check_gradients(k, m, w, &tb.b, grads);
     check_forward(k, m, w, &tb.b, sums);
@@ -173,7 +178,8 @@ static void test_twin(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof twin_cases / sizeof *twin_cases; i++)
-        run_twin_case(&twin_cases[i]);
+        for (int sharing = 0; sharing < 2; sharing++)
+            run_twin_case(&twin_cases[i], sharing);
 }
 
 /* A vocabulary so large that the logits come in several chunks; the slope along the gradient is its
@@ -182,7 +188,7 @@ static void test_chunks(void **state)
 {
     (void)state;
     struct model_config c = small_config();
-    struct model_limits lim = {2, 10, 2, 1};
+    struct model_limits lim = {.batch = 2, .seq = 10, .passes = 2, .train = 1};
     struct test_batch tb;
     float *flat;
     double sums[2], norm = 0;
@@ -232,7 +238,7 @@ static void test_micro_batches(void **state)
 {
     (void)state;
     struct model_config c = small_config();
-    struct model_limits lim = {4, 7, 3, 1};
+    struct model_limits lim = {.batch = 4, .seq = 7, .passes = 3, .train = 1};
     struct test_batch tb;
     float *flat;
     double whole[3], half[3], sums[3] = {0};
@@ -270,7 +276,7 @@ static void test_lambda_zero_and_bits(void **state)
 {
     (void)state;
     struct model_config c = small_config();
-    struct model_limits lim = {2, 7, 3, 1};
+    struct model_limits lim = {.batch = 2, .seq = 7, .passes = 3, .train = 1};
     struct test_batch tb;
     float *flat;
     double sums[3], full[3];
@@ -318,7 +324,10 @@ static void test_forward_only(void **state)
 {
     (void)state;
     struct model_config c = small_config();
-    struct model_limits lim = {2, 7, 1, 0}; /* without training passes are not limited */
+    struct model_limits lim = {.batch = 2,
+        .seq = 7,
+        .passes = 1,
+        .train = 0}; /* without training passes are not limited */
     struct test_batch tb;
     float *flat;
     struct model *m = small_model(device, &c, &lim, 5, &flat);
@@ -372,7 +381,7 @@ static void test_memory(void **state)
         for (int feedback = 0; feedback < 2; feedback++)
             for (int passes = 1; passes <= (feedback ? 3 : 1); passes++) {
                 struct model_config c = small_config();
-                struct model_limits lim = {2, 7, passes, train};
+                struct model_limits lim = {.batch = 2, .seq = 7, .passes = passes, .train = train};
                 struct model_memory mem;
                 struct test_batch tb;
                 float *flat;
@@ -384,9 +393,8 @@ static void test_memory(void **state)
                 model_memory_estimate(device, &c, &lim, &mem);
                 assert_int_equal(alloc_calls, 0);
                 struct model *m = small_model(device, &c, &lim, 5, &flat);
-                size_t sets = train ? (size_t)passes : 1, calls = alloc_calls;
-                assert_int_equal(alloc_bytes,
-                    mem.weights + mem.gradients + sets * mem.activations_per_pass + mem.workspace);
+                size_t calls = alloc_calls;
+                assert_int_equal(alloc_bytes, mem.total);
                 assert_true(train ? mem.gradients == mem.weights : mem.gradients == 0);
                 test_batch_make(&tb, &c, 2, 7, passes, 0, 0.1f, 82);
                 if (train)
@@ -407,13 +415,16 @@ static void test_no_memory(void **state)
     (void)state;
     struct device_ops ops;
     struct model_config c = small_config();
-    struct model_limits lim = {2, 7, 3, 1}, huge = {1 << 15, 1 << 15, 1000, 1};
+    struct model_limits lim = {.batch = 2, .seq = 7, .passes = 3, .train = 1},
+                        huge = {.batch = 1 << 15,
+                            .seq = 1 << 15,
+                            .passes = MODEL_MAX_PASSES,
+                            .train = 1};
     struct model_memory mem;
     struct model *m;
     struct err e;
     model_memory_estimate(device, &c, &lim, &mem);
-    const size_t limits[] = {0, mem.weights, mem.weights + mem.gradients,
-        mem.weights + mem.gradients + 3 * mem.activations_per_pass + mem.workspace - 1};
+    const size_t limits[] = {0, mem.weights, mem.weights + mem.gradients, mem.total - 1};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         count_memory(&ops, limits[i]);
         assert_int_equal(model_new(device, &c, &lim, &m, &e), ERR_NOMEM);
@@ -433,16 +444,21 @@ static void test_limits(void **state)
 {
     (void)state;
     static const struct model_limits wrong[] = {
-        {0, 7, 1, 1}, {2, 0, 1, 1}, {INT_MAX, 2, 1, 1}, {2, 7, 0, 1}};
+        {.batch = 0, .seq = 7, .passes = 1, .train = 1},
+        {.batch = 2, .seq = 0, .passes = 1, .train = 1},
+        {.batch = INT_MAX, .seq = 2, .passes = 1, .train = 1},
+        {.batch = 2, .seq = 7, .passes = 0, .train = 1},
+        {.batch = 2, .seq = 7, .passes = MODEL_MAX_PASSES + 1, .train = 1},
+    };
     struct model_config c = small_config();
     struct model *m;
     struct err e;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(model_new(device, &c, &wrong[i], &m, &e), ERR_INPUT);
-    struct model_limits lim = {2, 7, 1, 1};
+    struct model_limits lim = {.batch = 2, .seq = 7, .passes = 1, .train = 1};
     c.kv_heads = 3;
     assert_int_equal(model_new(device, &c, &lim, &m, &e), ERR_INPUT);
-    struct model_limits many = {INT_MAX / 7 / 2, 7, 1, 1};
+    struct model_limits many = {.batch = INT_MAX / 7 / 2, .seq = 7, .passes = 1, .train = 1};
     c = small_config();
     c.qk_norm = 1;
     assert_int_equal(model_new(device, &c, &many, &m, &e), ERR_INPUT);

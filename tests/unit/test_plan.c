@@ -107,7 +107,7 @@ static void test_golden(void **state)
     struct plan p, again;
     struct err e = {0};
     make(&small, &p);
-    assert_string_equal(p.hash, "f2f60b678f593843f425f6e7bc467710e1afa05e81603107101fc57b51d73cfa");
+    assert_string_equal(p.hash, "04ba8c17c9d85105e2ba64ee466a873fc4a6953cd12c81a144ef5cf9f93379db");
     assert_int_equal(plan_parse(p.json, strlen(p.json), "x", &again, &e), 0);
     assert_string_equal(p.json, again.json);
     assert_string_equal(p.hash, again.hash);
@@ -403,7 +403,7 @@ static void test_refusals(void **state)
     static const struct {
         const char *path, *value, *message; /* "a/b": key b of object a; value JSON */
     } cases[] = {
-        {"version", "1", "plan.json: plan version 1, this build reads 2"},
+        {"version", "2", "plan.json: plan version 2, this build reads 3"},
         {"config", "[]", "plan.json: config: wanted an object"},
         {"config/train.steps", "0",
             "plan.json: config:1: train.steps: 0 is out of range, 1 to 1000000000000"},

@@ -31,6 +31,7 @@ static void make(struct plan *p)
     char *text = json_dumps(j, 0);
     assert_int_equal(plan_parse(text, strlen(text), "p", p, &e), 0);
     free(text);
+    p->c.process.trainer_threads = 1;
     json_decref(j);
     config_release(&c);
 }
@@ -73,7 +74,7 @@ static void test_costs(void **state)
     struct plan_costs c;
     struct err e = {0};
     make(&p);
-    assert_int_equal(plan_costs_make(&p, 1, 1e9, &c, &e), 0);
+    assert_int_equal(plan_costs_make(&p, &p.c, 1e9, &c, &e), 0);
     int64_t steps[4] = {0};
     uint64_t rows[2] = {0};
     double flops = 0;
@@ -105,7 +106,7 @@ static void test_reports(void **state)
     struct err e = {0};
     struct buf text = BUF_INIT;
     make(&p);
-    assert_int_equal(plan_costs_make(&p, 1, 1e9, &c, &e), 0);
+    assert_int_equal(plan_costs_make(&p, &p.c, 1e9, &c, &e), 0);
     plan_report_text(&p, &c, &text);
     static const char *const parts[] = {
         "model       3 layers, dim 48, heads 6 of 8 (key/value 2), ffn 80, vocabulary 100\n",
