@@ -7,7 +7,6 @@
 #include <lmdb.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,8 +23,7 @@ struct shard {
     char *path;
     const struct manifest *m;
     const struct manifest_shard *info;
-    int fd;                 /* for the second reading of a damaged block */
-    const uint8_t *map;     /* the whole file, our own view of it */
+    int fd;
     struct extent *extents; /* (info->blocks) */
 };
 
@@ -47,8 +45,6 @@ void shard_close(struct shard **ps)
     struct shard *s = *ps;
     if (!s)
         return;
-    if (s->map)
-        munmap((void *)(uintptr_t)s->map, (size_t)s->info->bytes);
     if (s->fd >= 0)
         close(s->fd);
     free(s->extents);
@@ -57,7 +53,7 @@ void shard_close(struct shard **ps)
     *ps = NULL;
 }
 
-/* A file of another size than the manifest says would open and then fault when it is read. */
+/* A file of another size than the manifest says would open and then fault in LMDB's map. */
 static int check_size(const struct shard *s, struct err *e)
 {
     struct stat st;
@@ -69,13 +65,24 @@ static int check_size(const struct shard *s, struct err *e)
     return 0;
 }
 
-static int map_file(struct shard *s, struct err *e)
+/*
+ * The bytes of one value. Not through a map of the file: what is cut off or cannot be read any more
+ * is then an error with a name, where a map would end the process.
+ */
+static int read_value(const struct shard *s, const struct extent *x, struct buf *out, struct err *e)
 {
-    void *p = mmap(NULL, (size_t)s->info->bytes, PROT_READ, MAP_SHARED, s->fd, 0);
-    if (p == MAP_FAILED)
-        return err_errno(e, "%s: map", s->path);
-    madvise(p, (size_t)s->info->bytes, MADV_RANDOM);
-    s->map = p;
+    buf_reserve(out, x->bytes);
+    while (out->len < x->bytes) {
+        ssize_t n =
+            pread(s->fd, out->data + out->len, x->bytes - out->len, (off_t)(x->offset + out->len));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_errno(e, "read");
+        if (n == 0)
+            return err_set(e, ERR_CORRUPT, "the file has become shorter");
+        out->len += (size_t)n;
+    }
     return 0;
 }
 
@@ -187,7 +194,13 @@ static int check_meta(const struct shard *s, const struct index *x, struct err *
         return mdb_error(e, rc, s->path, "meta");
     if (locate(s, x, &value, &at) < 0)
         return err_set(e, ERR_CORRUPT, "%s: meta lies outside the file", s->path);
-    json_t *j = json_loadb((const char *)s->map + at.offset, at.bytes, 0, NULL);
+    struct buf text = BUF_INIT;
+    if ((rc = read_value(s, &at, &text, e)) < 0) {
+        buf_release(&text);
+        return err_prefix(e, "%s: meta", s->path);
+    }
+    json_t *j = json_loadb(text.len ? text.data : "", text.len, 0, NULL);
+    buf_release(&text);
     const char *tokenizer = json_string_value(json_object_get(j, "tokenizer_sha256"));
     json_int_t vocab = json_integer_value(json_object_get(j, "vocab"));
     json_int_t tokens = json_integer_value(json_object_get(j, "tokens"));
@@ -234,8 +247,9 @@ int shard_open(const char *dir, const struct manifest *m, const struct manifest_
             (unsigned long long)info->blocks);
         goto fail;
     }
-    if ((rc = map_file(s, e)) < 0 || (rc = take_index(s, e)) < 0)
+    if ((rc = take_index(s, e)) < 0)
         goto fail;
+    posix_fadvise(s->fd, 0, 0, POSIX_FADV_RANDOM); /* read_ahead() knows better */
     *out = s;
     return 0;
 fail:
@@ -251,14 +265,13 @@ uint64_t shard_block_bytes(const struct shard *s, uint64_t i)
 /* Advice only: nothing depends on it. */
 static void read_ahead(const struct shard *s, uint64_t i, int ahead)
 {
-    uint64_t last = i + (uint64_t)ahead - 1, page = 4095;
+    uint64_t last = i + (uint64_t)ahead - 1;
     if (last >= s->info->blocks)
         last = s->info->blocks - 1;
     uint64_t from = s->extents[i].offset, to = s->extents[last].offset + s->extents[last].bytes;
     if (to <= from) /* not laid out in order */
         to = from + s->extents[i].bytes;
-    from &= ~page;
-    madvise((void *)(uintptr_t)(s->map + from), (size_t)(to - from), MADV_WILLNEED);
+    posix_fadvise(s->fd, (off_t)from, (off_t)(to - from), POSIX_FADV_WILLNEED);
 }
 
 /* Is this block as long as its place in the shard says? */
@@ -272,10 +285,14 @@ static int check_length(const struct shard *s, uint64_t i, const struct block *b
     return 0;
 }
 
-static int decode(
-    const struct shard *s, const void *value, uint64_t i, struct block *out, struct err *e)
+static int read_decode(const struct shard *s, uint64_t i, struct block *out, struct err *e)
 {
-    int rc = block_decode(value, s->extents[i].bytes, i, s->m->vocab, out, e);
+    const struct extent *x = &s->extents[i];
+    struct buf value = BUF_INIT;
+    int rc = read_value(s, x, &value, e);
+    if (rc == 0)
+        rc = block_decode(value.data, x->bytes, i, s->m->vocab, out, e);
+    buf_release(&value);
     return rc < 0 ? rc : check_length(s, i, out, e);
 }
 
@@ -283,25 +300,8 @@ static int decode(
 static int read_again(const struct shard *s, uint64_t i, struct block *out, struct err *e)
 {
     const struct extent *x = &s->extents[i];
-    uint8_t *copy = mem_array(x->bytes, 1);
-    size_t done = 0;
-    int rc = 0;
     posix_fadvise(s->fd, (off_t)x->offset, (off_t)x->bytes, POSIX_FADV_DONTNEED);
-    while (rc == 0 && done < x->bytes) {
-        ssize_t n = pread(s->fd, copy + done, x->bytes - done, (off_t)(x->offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            rc = err_errno(e, "read");
-        else if (n == 0)
-            rc = err_set(e, ERR_CORRUPT, "the file ends before it");
-        else
-            done += (size_t)n;
-    }
-    if (rc == 0)
-        rc = decode(s, copy, i, out, e);
-    free(copy);
-    return rc;
+    return read_decode(s, i, out, e);
 }
 
 int shard_block(struct shard *s, uint64_t i, int ahead, struct block *out, struct err *e)
@@ -310,7 +310,7 @@ int shard_block(struct shard *s, uint64_t i, int ahead, struct block *out, struc
         return err_set(e, ERR_INPUT, "%s: block %llu of %llu", s->path, (unsigned long long)i,
             (unsigned long long)s->info->blocks);
     read_ahead(s, i, ahead);
-    if (decode(s, s->map + s->extents[i].offset, i, out, e) == 0)
+    if (read_decode(s, i, out, e) == 0)
         return 0;
     int rc = read_again(s, i, out, e);
     return rc < 0 ? err_prefix(e, "%s: block %llu", s->path, (unsigned long long)i) : 1;

@@ -3,16 +3,16 @@
  *
  * `blocks` maps a block's number (u64, big-endian) to its value (loader/block.h); `meta` holds what
  * the tokens mean (tokenizer hash, vocabulary, policy, counts). The manifest beside the shards says
- * how large each file must be, so that a truncated one is refused before it is mapped.
+ * how large each file must be, so that a truncated one is refused before LMDB maps it.
  *
  * Content hash of a shard: SHA-256 over, for each block in order, (tokens u32, document ends u32,
  * XXH64 of the tokens, XXH64 of the document ends), little-endian. It does not depend on the
  * compressor.
  *
  * Reading: opening walks the index once, notes where each value lies, and closes LMDB again. A read
- * is then one bounds-checked look into our own map of the file and never follows LMDB's tree:
- * damage costs an error, not a crash. An open shard may be read from several threads, each with its
- * own struct block.
+ * is then one read of the file and never follows LMDB's tree: damage, a disk that fails or a file
+ * that is cut off meanwhile cost an error, not a crash. An open shard may be read from several
+ * threads, each with its own struct block.
  */
 #ifndef LOADER_SHARD_STORE_H
 #define LOADER_SHARD_STORE_H

@@ -296,6 +296,28 @@ static void test_truncated(void **state)
     }
 }
 
+/* Cut off while it is open: reading a map of it would end the process. */
+static void test_cut_while_open(void **state)
+{
+    (void)state;
+    static const int shards[SPLIT_COUNT] = {1, 0};
+    struct source *s;
+    struct err e = {0};
+    struct block b = {0};
+    build(1000, 256, shards, 60);
+    char *path = part("train-0.shard");
+    chmod(path, 0644);
+    assert_int_equal(source_open(dir, 4, &s, &e), 0);
+    assert_int_equal(source_block(s, SPLIT_TRAIN, 0, &b, NULL, NULL, &e), 0);
+    assert_int_equal(truncate(path, 4096), 0);
+    assert_int_equal(source_block(s, SPLIT_TRAIN, 1, &b, NULL, NULL, &e), ERR_CORRUPT);
+    assert_non_null(strstr(e.msg, "train-0.shard: block 1: the file has become shorter"));
+    block_release(&b);
+    source_close(&s);
+    free(path);
+    drop_dir();
+}
+
 /* The error names shard and block; other blocks stay readable. */
 static void test_names_block(void **state)
 {
@@ -402,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_block_damage),
         cmocka_unit_test(test_file_damage),
         cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_cut_while_open),
         cmocka_unit_test(test_names_block),
         cmocka_unit_test(test_manifest),
         cmocka_unit_test(test_root),
