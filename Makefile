@@ -31,7 +31,13 @@ FOLDERS  := common kernels loader trainer scheduler evaluator ops
 # Libraries in link order: a folder stands before those it uses.
 LINK     := ops evaluator trainer scheduler loader kernels common
 
-srcs_of   = $(filter-out $(1)/fb-%.c,$(wildcard $(1)/*.c $(1)/*/*.c))
+# Shared objects that programs open at run time; each is built where what it wraps is installed.
+MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
+MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null)
+PLUGIN_SRCS := kernels/coll_mpi.c
+PLUGINS  := $(if $(MPI_CFLAGS),$(B)/bin/fb-coll-mpi.so)
+
+srcs_of   = $(filter-out $(1)/fb-%.c $(PLUGIN_SRCS),$(wildcard $(1)/*.c $(1)/*/*.c))
 mains_of  = $(wildcard $(1)/fb-*.c)
 LIB_SRCS := $(foreach f,$(FOLDERS),$(call srcs_of,$(f)))
 MAINS    := $(foreach f,$(FOLDERS),$(call mains_of,$(f)))
@@ -48,7 +54,7 @@ FUZZ_SECONDS ?= 5
 .DELETE_ON_ERROR:
 .SECONDARY:
 
-all: $(BINS) ## build every program into build/release/bin
+all: $(BINS) $(PLUGINS) ## build every program into build/release/bin
 
 help: ## list the targets
 	@echo "Fullband: pretraining of full-bandwidth transformers. Targets:"
@@ -82,6 +88,11 @@ $(B)/bin/$(basename $(notdir $(1))): $(B)/obj/$(1:.c=.o) $(LIBS)
 endef
 $(foreach m,$(MAINS),$(eval $(call bin_rule,$(m))))
 
+$(B)/bin/fb-coll-mpi.so: kernels/coll_mpi.c kernels/coll_transport.h $(B)/flags
+	@mkdir -p $(@D)
+	$(call say,link,$@)
+	$(Q)$(CC) $(CFLAGS) $(MPI_CFLAGS) -fPIC -shared -o $@ $< $(MPI_LIBS)
+
 $(B)/tests/%: $(B)/obj/tests/unit/%.o $(patsubst %.c,$(B)/obj/%.o,$(TEST_HELP)) $(LIBS)
 	@mkdir -p $(@D)
 	$(call say,link,$@)
@@ -92,7 +103,7 @@ build/fuzz/fuzzers/%: build/fuzz/obj/tests/fuzz/%.o $(patsubst $(B)/%,build/fuzz
 	$(call say,link,$@)
 	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $< $(patsubst $(B)/%,build/fuzz/%,$(LIBS)) $(LDLIBS)
 
-tests-build: $(TEST_BINS) $(BINS)
+tests-build: $(TEST_BINS) $(BINS) $(PLUGINS)
 
 fuzz-build: $(FUZZ_BINS)
 
