@@ -172,8 +172,8 @@ void weights_init(const struct weight_table *t, uint64_t seed, float *flat)
     }
 }
 
-static int load_one(const struct weight *w, const struct safetensors *st, const char *name,
-    float *flat, struct err *e)
+int weight_load(const struct weight *w, const struct safetensors *st, const char *name, float *flat,
+    struct err *e)
 {
     const struct st_tensor *t = safetensors_find(st, name);
     int same = t && t->ndim == w->ndim;
@@ -207,7 +207,7 @@ int weights_load(const struct weight_table *t, const struct safetensors *st, con
     for (int i = 0; i < t->count; i++) {
         char name[256];
         snprintf(name, sizeof name, "%s%s", prefix, t->items[i].name);
-        int rc = load_one(&t->items[i], st, name, flat, e);
+        int rc = weight_load(&t->items[i], st, name, flat, e);
         if (rc < 0)
             return rc;
     }

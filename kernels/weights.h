@@ -51,6 +51,9 @@ int weight_w_g(const struct model_config *c);
  */
 void weights_init(const struct weight_table *t, uint64_t seed, float *flat);
 
+/* Reads tensor `name`, which must have w's shape, to its place in flat. */
+int weight_load(const struct weight *w, const struct safetensors *st, const char *name, float *flat,
+    struct err *e);
 /* Reads every tensor of the table from `prefix` + name; extra tensors are refused unless
  * allow_extra. */
 int weights_load(const struct weight_table *t, const struct safetensors *st, const char *prefix,

@@ -1,5 +1,6 @@
 #include "trainer/engine.h"
 
+#include <dirent.h>
 #include <immintrin.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 
 #define MXCSR_FLUSH_TO_ZERO      0x8000u
 #define MXCSR_DENORMALS_ARE_ZERO 0x0040u
+#define MAX_SAVED_WORLD          4096
 
 struct engine {
     const struct plan *plan;
@@ -149,15 +151,45 @@ static int load_model(struct engine *g, const char *dir, int64_t step, struct er
     return rc;
 }
 
+/* Of how many ranks the optimizer files of a checkpoint are; one that has files of several worlds
+ * is not one that a scheduler commits. */
+static int saved_world(const char *dir, int *world, struct err *e)
+{
+    DIR *d = opendir(dir);
+    if (!d)
+        return err_errno(e, "%s", dir);
+    *world = 0;
+    for (struct dirent *entry; *world == 0 && (entry = readdir(d));) {
+        char again[64];
+        if (sscanf(entry->d_name, "optimizer-00000-of-%d.", world) != 1)
+            continue;
+        snprintf(again, sizeof again, OPTIMIZER_FILE, 0, *world);
+        if (*world < 1 || *world > MAX_SAVED_WORLD || strcmp(again, entry->d_name) != 0)
+            *world = 0;
+    }
+    closedir(d);
+    return *world ? 0 : err_set(e, ERR_INPUT, "%s: holds no optimizer-00000-of-….safetensors", dir);
+}
+
 static int load_optimizer(struct engine *g, const char *dir, int64_t step, struct err *e)
 {
-    char *path = mem_printf("%s/optimizer-%05d-of-%05d.safetensors", dir, g->rank, g->world);
-    struct safetensors *st = NULL;
-    int rc = open_part(g, path, step, &st, e);
-    if (rc == 0 && (rc = optimizer_load(g->optimizer, st, e)) < 0)
-        err_prefix(e, "%s", path);
-    safetensors_close(&st);
-    free(path);
+    int world, rc = saved_world(dir, &world, e);
+    if (rc < 0)
+        return rc;
+    struct safetensors **files = mem_array((size_t)world, sizeof *files);
+    for (int r = 0; rc == 0 && r < world; r++) {
+        if (!optimizer_needs(g->optimizer, r, world))
+            continue;
+        char *path = mem_printf("%s/" OPTIMIZER_FILE, dir, r, world);
+        rc = open_part(g, path, step, &files[r], e);
+        free(path);
+    }
+    if (rc == 0 &&
+        (rc = optimizer_load(g->optimizer, (const struct safetensors *const *)files, world, e)) < 0)
+        err_prefix(e, "%s", dir);
+    for (int r = 0; r < world; r++)
+        safetensors_close(&files[r]);
+    free(files);
     return rc;
 }
 

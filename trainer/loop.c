@@ -43,6 +43,7 @@ struct trainer {
     struct engine *engine;
     struct saver *saver;
     int signal_fd;
+    int rank, world;
 
     uint32_t epoch;                   /* run epoch of the loaded state; 0: nothing loaded yet */
     int64_t step;                     /* the next one to run */
@@ -112,7 +113,7 @@ static void send_saved(struct trainer *t, const struct saver_result *r)
         j = json_pack("{s:I, s:s}", "step", (json_int_t)r->step, "error", r->err.msg);
     } else {
         json_t *files = json_array();
-        for (int i = 0; i < SAVER_FILES; i++)
+        for (int i = 0; i < r->file_count; i++)
             json_array_append_new(
                 files, json_pack("{s:s, s:I, s:s}", "name", r->files[i].name, "bytes",
                            (json_int_t)r->files[i].bytes, "sha256", r->files[i].sha256));
@@ -458,7 +459,7 @@ static void log_memory(const struct trainer *t)
         "checkpoint_staging_mib=%.1f feed_mib=%.1f",
         (double)m.model.weights * mib, (double)m.model.gradients * mib, (double)m.moments * mib,
         passes, (double)m.model.workspace * mib,
-        (double)saver_staging_bytes(engine_weights(t->engine)) * mib,
+        (double)saver_staging_bytes(engine_weights(t->engine), t->rank, t->world) * mib,
         (double)feed_memory_bytes(t->feed) * mib);
     if (m.passes > 1)
         log_info("passes after the first", "prefix_sharing=%s doc_mask=%s compute=%s",
@@ -505,6 +506,8 @@ int loop_run(const struct loop_settings *settings, struct err *e)
 {
     struct trainer t = {.signal_fd = -1, .save_at = -1, .saving = -1};
     t.saved.step = -1;
+    t.rank = settings->rank;
+    t.world = settings->world;
     if (settings->world != 1) {
         err_set(e, ERR_UNSUPPORTED,
             "--world %d: several ranks come with the collectives, expected --world 1",

@@ -6,10 +6,14 @@
  * such a step has no gradient for it, so neither the weights, nor the moments, nor its count of
  * updates move.
  *  - The gradient is clipped by its global norm, taken over the tensors that take part: a sum of
- * squares per tensor, added in table order, in double.
+ * squares per part (shards.h), added in table order, in double.
  *  - A norm that is not finite leaves everything as it was, and is reported.
  *
- * Owns the moments m and v on the device, laid out as the parameters. Not thread-safe. Nothing is
+ * With several ranks each updates the parts that it owns. Between optimizer_sums() and
+ * optimizer_apply() the ranks add up their sums; afterwards owners give their parts to the others.
+ *
+ * Owns the moments m and v of its parts on the device, laid out as shards.h says: with one rank as
+ * the parameters. Not thread-safe. Nothing is
  * allocated after optimizer_new(). Deterministic as far as the device is.
  */
 #ifndef TRAINER_OPTIMIZER_H
@@ -21,8 +25,10 @@
 #include "common/safetensors.h"
 #include "kernels/device.h"
 #include "kernels/weights.h"
+#include "trainer/shards.h"
 
 #define OPTIMIZER_GROUPS (WEIGHT_FUSION + 1)
+#define OPTIMIZER_FILE   "optimizer-%05d-of-%05d.safetensors" /* rank, world */
 
 struct optimizer;
 
@@ -30,6 +36,7 @@ struct optimizer_settings {
     double beta1, beta2, eps, weight_decay;
     double clip_norm;       /* 0: never clip */
     double fusion_lr_scale; /* times the learning rate, for WEIGHT_FUSION */
+    int rank, world;        /* world 0: alone, as 1 */
 };
 
 struct optimizer_result {
@@ -43,11 +50,19 @@ int optimizer_new(struct device *d, const struct weight_table *table,
 void optimizer_free(struct optimizer **o);
 
 /* One update of `params` from `grads` (device, table->total floats) at learning rate lr; passes of
- * the step. */
+ * the step. For one rank. */
 void optimizer_update(struct optimizer *o, float *params, const float *grads, double lr, int passes,
     struct optimizer_result *out);
 
-/* Moments on the device, and how often a group has been updated. */
+/* Its two halves. sums (shards->count): of the squares of each part that this rank owns and that
+ * takes part, 0 of the others. */
+void optimizer_sums(const struct optimizer *o, const float *grads, int passes, double *sums);
+/* sums: of all ranks. Updates the own parts. */
+void optimizer_apply(struct optimizer *o, float *params, const float *grads, const double *sums,
+    double lr, int passes, struct optimizer_result *out);
+
+const struct shards *optimizer_shards(const struct optimizer *o);
+/* Moments of the own parts on the device, and how often a group has been updated. */
 const float *optimizer_m(const struct optimizer *o);
 const float *optimizer_v(const struct optimizer *o);
 int64_t optimizer_updates(const struct optimizer *o, enum weight_group group);
@@ -56,11 +71,11 @@ int64_t optimizer_updates(const struct optimizer *o, enum weight_group group);
 void optimizer_reset(struct optimizer *o);
 
 /*
- * Saving: tensors "m.<name>" and "v.<name>" that point into host copies of the moments (out and
- * names: 2 · count entries), and the counts as text for the metadata: NULL-terminated pairs in
- * `meta`.
+ * Saving: tensors "m.<name>" and "v.<name>" of the parts of `rank`, named by shards_name(), that
+ * point into host copies of its moments; the counts as text for the metadata, NULL-terminated pairs
+ * in `meta`. Returns how many tensors; out and names have room for 2 · shards->count.
  */
-void optimizer_as_tensors(const struct weight_table *table, const float *m, const float *v,
+int optimizer_as_tensors(const struct shards *s, int rank, const float *m, const float *v,
     struct st_tensor *out, char (*names)[128]);
 
 struct optimizer_meta {
@@ -69,7 +84,13 @@ struct optimizer_meta {
 };
 void optimizer_meta_make(const int64_t updates[OPTIMIZER_GROUPS], struct optimizer_meta *out);
 
-/* Reads what the two above wrote; on failure the state is undefined (reset or load again). */
-int optimizer_load(struct optimizer *o, const struct safetensors *st, struct err *e);
+/*
+ * Reads what the ranks of a world of any size wrote: files[r] is rank r's; it may be NULL where
+ * optimizer_needs() says so. On failure the state is undefined (reset or load again).
+ */
+int optimizer_load(
+    struct optimizer *o, const struct safetensors *const *files, int world, struct err *e);
+/* Whether this rank reads the file of rank r of such a world. */
+int optimizer_needs(const struct optimizer *o, int r, int world);
 
 #endif

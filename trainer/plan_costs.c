@@ -77,7 +77,7 @@ static int count_memory(const struct plan *p, const struct config *run, struct d
     model_memory_estimate(d, &p->c.model, &lim, &c->model);
     c->passes = lim.passes;
     c->moments = 2 * (size_t)table.total * sizeof(float);
-    c->staging = saver_staging_bytes(&table);
+    c->staging = saver_staging_bytes(&table, 0, 1);
     c->sharing = model_limits_share(&p->c.model, &lim);
     c->total = c->model.total + c->moments + c->staging;
     weight_table_release(&table);

@@ -23,7 +23,9 @@ struct saver {
     char *root, *plan_hash;
     int rank, world;
     const struct weight_table *table;
-    float *params, *m, *v; /* staging: host copies, table->total floats each */
+    struct shards shards;
+    float *params, *m, *v; /* staging: host copies; params, of rank 0, table->total floats */
+    size_t moments;        /* floats of m, and of v */
     int64_t updates[OPTIMIZER_GROUPS];
     struct st_tensor *tensors; /* 2 · count: room for the optimizer's */
     char (*names)[128];
@@ -33,34 +35,46 @@ struct saver {
     struct saver_result result; /* the thread's until it has signalled event_fd */
 };
 
-size_t saver_staging_bytes(const struct weight_table *table)
+size_t saver_staging_bytes(const struct weight_table *table, int rank, int world)
 {
-    size_t bytes;
-    CHECK(mem_mul((size_t)table->total, 3 * sizeof(float), &bytes) == 0);
+    struct shards shards;
+    size_t floats, bytes;
+    shards_make(table, world, &shards);
+    CHECK(mem_mul((size_t)shards.totals[rank], 2, &floats) == 0);
+    shards_release(&shards);
+    floats += rank == 0 ? (size_t)table->total : 0;
+    CHECK(mem_mul(floats, sizeof(float), &bytes) == 0);
     return bytes;
+}
+
+/* Host memory, its pages touched so that the first save does not wait for them. */
+static float *staging_new(size_t floats)
+{
+    float *p = mem_try_array(floats, sizeof *p);
+    if (p)
+        memset(p, 0, floats * sizeof *p);
+    return p;
 }
 
 int saver_new(const struct saver_settings *settings, struct saver **out, struct err *e)
 {
     struct saver *s = mem_array(1, sizeof *s);
-    size_t total = (size_t)settings->table->total, count = (size_t)settings->table->count;
     int rc;
     s->root = mem_strdup(settings->root);
     s->plan_hash = mem_strdup(settings->plan_hash);
     s->rank = settings->rank;
     s->world = settings->world;
     s->table = settings->table;
-    s->tensors = mem_array(2 * count, sizeof *s->tensors);
-    s->names = mem_array(2 * count, sizeof *s->names);
-    s->params = mem_try_array(total, sizeof(float));
-    s->m = mem_try_array(total, sizeof(float));
-    s->v = mem_try_array(total, sizeof(float));
+    shards_make(s->table, s->world, &s->shards);
+    s->moments = (size_t)s->shards.totals[s->rank];
+    size_t room = 2 * (size_t)(s->table->count + s->shards.count);
+    s->tensors = mem_array(room, sizeof *s->tensors);
+    s->names = mem_array(room, sizeof *s->names);
+    s->params = s->rank == 0 ? staging_new((size_t)s->table->total) : NULL;
+    s->m = staging_new(s->moments);
+    s->v = staging_new(s->moments);
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->params && s->m && s->v && s->event_fd >= 0) {
-        /* Touch the pages now, so that the first save does not wait for them. */
-        memset(s->params, 0, total * sizeof(float));
-        memset(s->m, 0, total * sizeof(float));
-        memset(s->v, 0, total * sizeof(float));
+    if ((s->params || s->rank != 0) && s->m && s->v && s->event_fd >= 0) {
         *out = s;
         return 0;
     }
@@ -68,7 +82,7 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
         rc = err_errno(e, "saver: eventfd");
     else
         rc = err_set(e, ERR_NOMEM, "saver: no memory for %zu bytes of staging",
-            saver_staging_bytes(s->table));
+            saver_staging_bytes(s->table, s->rank, s->world));
     saver_free(&s);
     return rc;
 }
@@ -87,6 +101,7 @@ void saver_free(struct saver **ps)
     free(s->params);
     free(s->names);
     free(s->tensors);
+    shards_release(&s->shards);
     free(s->plan_hash);
     free(s->root);
     free(s);
@@ -102,11 +117,10 @@ struct part {
     const char *meta[16];
 };
 
-static int write_file(const struct saver *s, const char *dir, const struct part *p,
-    struct checkpoint_file *out, struct err *e)
+static int write_tensors(
+    const struct saver *s, const char *path, const struct part *p, struct err *e)
 {
-    char *path = mem_printf("%s/%s", dir, p->name);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     int rc = fd < 0 ? err_errno(e, "%s", path) : 0;
     if (rc == 0)
         rc = safetensors_write(fd, path, s->tensors, p->count, p->meta, e);
@@ -114,9 +128,40 @@ static int write_file(const struct saver *s, const char *dir, const struct part 
         rc = err_errno(e, "%s: fsync", path);
     if (fd >= 0 && close(fd) < 0 && rc == 0)
         rc = err_errno(e, "%s: close", path);
+    return rc;
+}
+
+static int check_uncommitted(const char *dir, struct err *e)
+{
+    char *manifest = mem_printf("%s/MANIFEST.json", dir);
+    int rc = fs_exists(manifest)
+                 ? err_set(e, ERR_STATE, "%s: already committed, refusing to replace it", dir)
+                 : 0;
+    free(manifest);
+    return rc;
+}
+
+/* The name until it is renamed is this process's own: a zombie of an earlier epoch may be writing
+ * the same file. */
+static int write_file(struct saver *s, const char *dir, const struct part *p, struct err *e)
+{
+    struct checkpoint_file *out = &s->result.files[s->result.file_count];
+    char *path = mem_printf("%s/%s", dir, p->name);
+    char *tmp = mem_printf("%s.%d.tmp", path, (int)getpid());
+    int rc = write_tensors(s, tmp, p, e);
     if (rc == 0)
-        rc = hash_sha256_file(path, out->sha256, &out->bytes, e);
-    snprintf(out->name, sizeof out->name, "%s", p->name);
+        rc = hash_sha256_file(tmp, out->sha256, &out->bytes, e);
+    if (rc == 0)
+        rc = check_uncommitted(dir, e);
+    if (rc == 0)
+        rc = fs_rename_durable(tmp, path, e);
+    if (rc == 0) {
+        snprintf(out->name, sizeof out->name, "%s", p->name);
+        s->result.file_count++;
+    } else {
+        unlink(tmp);
+    }
+    free(tmp);
     free(path);
     return rc;
 }
@@ -127,38 +172,32 @@ static int write_model(struct saver *s, const char *dir, const char *step_text, 
         .count = s->table->count,
         .meta = {"format", "pt", "step", step_text, "plan_hash", s->plan_hash}};
     weights_as_tensors(s->table, s->params, "", s->tensors, s->names);
-    return write_file(s, dir, &p, &s->result.files[0], e);
+    return write_file(s, dir, &p, e);
 }
 
 static int write_optimizer(struct saver *s, const char *dir, const char *step_text, struct err *e)
 {
-    struct part p = {.count = 2 * s->table->count,
-        .meta = {"format", "pt", "step", step_text, "plan_hash", s->plan_hash}};
+    struct part p = {.meta = {"format", "pt", "step", step_text, "plan_hash", s->plan_hash}};
     struct optimizer_meta counts;
     int at = 6;
     optimizer_meta_make(s->updates, &counts);
     for (int i = 0; counts.pairs[i]; i++)
         p.meta[at++] = counts.pairs[i];
     CHECK(at < (int)(sizeof p.meta / sizeof *p.meta));
-    snprintf(p.name, sizeof p.name, "optimizer-%05d-of-%05d.safetensors", s->rank, s->world);
-    optimizer_as_tensors(s->table, s->m, s->v, s->tensors, s->names);
-    return write_file(s, dir, &p, &s->result.files[1], e);
+    snprintf(p.name, sizeof p.name, OPTIMIZER_FILE, s->rank, s->world);
+    p.count = optimizer_as_tensors(&s->shards, s->rank, s->m, s->v, s->tensors, s->names);
+    return write_file(s, dir, &p, e);
 }
 
-/* Moves the finished temporary directory to its name, over what an earlier epoch left uncommitted.
- */
-static int publish(const char *tmp, const char *final, struct err *e)
+/* Takes back what this rank wrote; the directory goes with the last file. */
+static void withdraw(const struct saver *s, const char *dir)
 {
-    char *manifest = mem_printf("%s/MANIFEST.json", final);
-    int rc = 0;
-    if (fs_exists(manifest))
-        rc = err_set(e, ERR_STATE, "%s: already committed, refusing to replace it", final);
-    if (rc == 0)
-        rc = fs_remove_tree(final, e);
-    if (rc == 0)
-        rc = fs_rename_durable(tmp, final, e);
-    free(manifest);
-    return rc;
+    for (int i = 0; i < s->result.file_count; i++) {
+        char *path = mem_printf("%s/%s", dir, s->result.files[i].name);
+        unlink(path);
+        free(path);
+    }
+    rmdir(dir);
 }
 
 static int save(struct saver *s, struct err *e)
@@ -166,22 +205,21 @@ static int save(struct saver *s, struct err *e)
     char name[32], step_text[24];
     checkpoint_name(s->result.step, name);
     snprintf(step_text, sizeof step_text, "%" PRId64, s->result.step);
-    char *final = mem_printf("%s/%s", s->root, name), *tmp = mem_printf("%s.tmp", final);
-    int rc = fs_remove_tree(tmp, e);
-    if (rc == 0 && mkdir(tmp, 0755) < 0)
-        rc = err_errno(e, "mkdir %s", tmp);
+    char *dir = mem_printf("%s/%s", s->root, name);
+    int rc = 0;
+    if (mkdir(dir, 0755) < 0 && errno != EEXIST)
+        rc = err_errno(e, "mkdir %s", dir);
     if (rc == 0)
-        rc = write_model(s, tmp, step_text, e);
+        rc = fs_fsync_dir(s->root, e);
     if (rc == 0)
-        rc = write_optimizer(s, tmp, step_text, e);
+        rc = check_uncommitted(dir, e);
+    if (rc == 0 && s->rank == 0)
+        rc = write_model(s, dir, step_text, e);
     if (rc == 0)
-        rc = fs_fsync_dir(tmp, e);
-    if (rc == 0)
-        rc = publish(tmp, final, e);
-    if (rc < 0)
-        fs_remove_tree(tmp, NULL);
-    free(tmp);
-    free(final);
+        rc = write_optimizer(s, dir, step_text, e);
+    if (rc < 0 && rc != ERR_STATE)
+        withdraw(s, dir);
+    free(dir);
     return rc;
 }
 
@@ -205,10 +243,11 @@ int saver_begin(struct saver *s, const struct saver_source *src, int64_t step, u
         return err_set(
             e, ERR_STATE, "saver: step %" PRId64 " is still being written", s->result.step);
     const struct device_ops *ops = src->device->ops;
-    size_t bytes = (size_t)s->table->total * sizeof(float);
+    size_t bytes = s->moments * sizeof(float);
     double start = clock_seconds();
     s->result = (struct saver_result){.step = step, .run_epoch = run_epoch};
-    ops->download(src->device, s->params, src->params, bytes);
+    if (s->params)
+        ops->download(src->device, s->params, src->params, (size_t)s->table->total * sizeof(float));
     ops->download(src->device, s->m, optimizer_m(src->optimizer), bytes);
     ops->download(src->device, s->v, optimizer_v(src->optimizer), bytes);
     for (int g = 0; g < OPTIMIZER_GROUPS; g++)

@@ -1,15 +1,16 @@
 /*
- * Writes checkpoints in the background while training goes on.
+ * Writes this rank's files of a checkpoint in the background while training goes on.
  *
- * saver_begin() copies parameters and moments to host memory planned at saver_new() (the only time
- * training waits: stall_seconds) and returns; a thread writes model.safetensors and
- * optimizer-RRRRR-of-WWWWW.safetensors into ROOT/step-XXXXXXXX.tmp, syncs both files and the
- * directory, and renames it to ROOT/step-XXXXXXXX. That directory is not a checkpoint yet: the
- * scheduler adds its files and commits it with MANIFEST.json.
+ * saver_begin() copies parameters (rank 0) and moments to host memory planned at saver_new() (the
+ * only time training waits: stall_seconds) and returns; a thread writes model.safetensors (rank 0)
+ * and optimizer-RRRRR-of-WWWWW.safetensors into ROOT/step-XXXXXXXX, each under a temporary name
+ * that is synced and renamed, so that all ranks can write there at once. The directory is not a
+ * checkpoint yet: the scheduler removes what it does not know, adds its files and commits it with
+ * MANIFEST.json.
  *
- * A directory of the same step left by an earlier epoch is replaced only while it has no
- * MANIFEST.json. After any failure (a full disk, say) the temporary directory is removed and the
- * result carries the reason.
+ * Files of the same step left by an earlier epoch are replaced only while the directory has no
+ * MANIFEST.json. After any failure (a full disk, say) this rank's files are removed and the result
+ * carries the reason.
  *
  * One save at a time. All functions belong to the owner's thread; the writing thread is internal.
  */
@@ -24,7 +25,7 @@
 #include "kernels/weights.h"
 #include "trainer/optimizer.h"
 
-#define SAVER_FILES 2
+#define SAVER_FILES 2 /* at most */
 
 struct saver;
 
@@ -46,6 +47,7 @@ struct saver_result {
     int64_t step;
     uint32_t run_epoch; /* as given to saver_begin() */
     struct checkpoint_file files[SAVER_FILES];
+    int file_count;
     double stall_seconds, write_seconds;
     struct err err; /* err.code 0: written */
 };
@@ -54,8 +56,8 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
 /* Waits for a save in progress. */
 void saver_free(struct saver **s);
 
-/* Host memory taken for staging. */
-size_t saver_staging_bytes(const struct weight_table *table);
+/* Host memory taken for staging by a rank of so many. */
+size_t saver_staging_bytes(const struct weight_table *table, int rank, int world);
 
 /* Starts a save of the state after `step` steps. ERR_STATE while one is in progress or its result
  * not fetched. */

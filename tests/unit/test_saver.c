@@ -1,4 +1,5 @@
 /* The saver: what it writes, what it replaces, and a disk that fills up. */
+#include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -100,6 +101,19 @@ static int exists(struct fixture *f, const char *part)
     return yes;
 }
 
+static int files_in(struct fixture *f, const char *part)
+{
+    char *path = mem_printf("%s/%s", f->root, part);
+    DIR *d = opendir(path);
+    int n = 0;
+    assert_non_null(d);
+    for (struct dirent *entry; (entry = readdir(d));)
+        n += entry->d_name[0] != '.';
+    closedir(d);
+    free(path);
+    return n;
+}
+
 static void put(struct fixture *f, const char *part)
 {
     char *path = mem_printf("%s/%s", f->root, part), *dir = fs_dirname(path);
@@ -109,9 +123,10 @@ static void put(struct fixture *f, const char *part)
     free(path);
 }
 
-static void check_file(struct fixture *f, const struct checkpoint_file *file, const char *name)
+static void check_file(
+    struct fixture *f, const char *step, const struct checkpoint_file *file, const char *name)
 {
-    char *path = mem_printf("%s/step-00000012/%s", f->root, name), sha[SHA256_HEX];
+    char *path = mem_printf("%s/%s/%s", f->root, step, name), sha[SHA256_HEX];
     uint64_t bytes;
     assert_string_equal(file->name, name);
     assert_int_equal(hash_sha256_file(path, sha, &bytes, NULL), 0);
@@ -130,9 +145,10 @@ static void test_writes_what_training_has(void **state)
     assert_int_equal(r.err.code, 0);
     assert_int_equal(r.step, 12);
     assert_int_equal(r.run_epoch, 7);
-    check_file(f, &r.files[0], "model.safetensors");
-    check_file(f, &r.files[1], "optimizer-00000-of-00001.safetensors");
-    assert_false(exists(f, "step-00000012.tmp"));
+    assert_int_equal(r.file_count, 2);
+    check_file(f, "step-00000012", &r.files[0], "model.safetensors");
+    check_file(f, "step-00000012", &r.files[1], "optimizer-00000-of-00001.safetensors");
+    assert_int_equal(files_in(f, "step-00000012"), 2); /* no temporary ones */
 
     assert_int_equal(safetensors_open(path, &st, NULL), 0);
     assert_string_equal(safetensors_meta(st, "format"), "pt");
@@ -157,19 +173,19 @@ static void test_writes_what_training_has(void **state)
 static void test_replaces_only_what_is_not_committed(void **state)
 {
     struct fixture *f = *state;
-    put(f, "step-00000003/old");
-    put(f, "step-00000003.tmp/older");
-    assert_int_equal(save(f, 3).err.code, 0);
-    assert_false(exists(f, "step-00000003/old"));
-    assert_true(exists(f, "step-00000003/model.safetensors"));
+    put(f, "step-00000003/model.safetensors");
+    put(f, "step-00000003/optimizer-00001-of-00002.safetensors");
+    struct saver_result third = save(f, 3);
+    assert_int_equal(third.err.code, 0);
+    check_file(f, "step-00000003", &third.files[0], "model.safetensors");
+    assert_true(exists(f, "step-00000003/optimizer-00001-of-00002.safetensors")); /* another's */
 
     put(f, "step-00000004/MANIFEST.json");
     struct saver_result r = save(f, 4);
     assert_int_equal(r.err.code, ERR_STATE);
     assert_non_null(strstr(r.err.msg, "step-00000004"));
     assert_true(exists(f, "step-00000004/MANIFEST.json"));
-    assert_false(exists(f, "step-00000004/model.safetensors"));
-    assert_false(exists(f, "step-00000004.tmp"));
+    assert_int_equal(files_in(f, "step-00000004"), 1);
 }
 
 /* A limit on the size of files stands for the full disk: write() fails in the middle of the first,
@@ -187,12 +203,59 @@ static void test_failed_write_leaves_nothing(void **state)
         struct saver_result r = save(f, 5);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         assert_int_not_equal(r.err.code, 0);
-        assert_non_null(strstr(r.err.msg, "step-00000005.tmp"));
-        assert_false(exists(f, "step-00000005.tmp"));
+        assert_non_null(strstr(r.err.msg, "step-00000005"));
         assert_false(exists(f, "step-00000005"));
     }
     assert_int_equal(save(f, 5).err.code, 0); /* and then there is room again */
     assert_true(exists(f, "step-00000005/model.safetensors"));
+}
+
+/* Two ranks at once, then one that fails while the other's file is there. */
+static void test_ranks_write_side_by_side(void **state)
+{
+    struct fixture *f = *state;
+    struct saver *savers[2];
+    struct optimizer *optimizers[2];
+    struct saver_result r[2];
+    struct err e;
+    for (int k = 0; k < 2; k++) {
+        struct saver_settings s = {
+            .root = f->root, .plan_hash = "cafe", .rank = k, .world = 2, .table = &table};
+        struct optimizer_settings o = {
+            .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .rank = k, .world = 2};
+        assert_int_equal(saver_new(&s, &savers[k], &e), 0);
+        assert_int_equal(optimizer_new(f->device, &table, &o, &optimizers[k], &e), 0);
+    }
+    for (int k = 0; k < 2; k++) {
+        struct saver_source src = {f->device, f->params, optimizers[k]};
+        assert_int_equal(saver_begin(savers[k], &src, 8, 1, &e), 0);
+    }
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(saver_poll(savers[k], 20000, &r[k]), 1);
+        assert_int_equal(r[k].err.code, 0);
+        assert_int_equal(r[k].file_count, 2 - k);
+    }
+    check_file(f, "step-00000008", &r[0].files[0], "model.safetensors");
+    check_file(f, "step-00000008", &r[0].files[1], "optimizer-00000-of-00002.safetensors");
+    check_file(f, "step-00000008", &r[1].files[0], "optimizer-00001-of-00002.safetensors");
+    assert_int_equal(files_in(f, "step-00000008"), 3);
+
+    struct rlimit old, small;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = (struct rlimit){1000, old.rlim_max};
+    put(f, "step-00000009/model.safetensors");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    struct saver_source src = {f->device, f->params, optimizers[1]};
+    assert_int_equal(saver_begin(savers[1], &src, 9, 1, &e), 0);
+    assert_int_equal(saver_poll(savers[1], 20000, &r[1]), 1);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_not_equal(r[1].err.code, 0);
+    assert_int_equal(files_in(f, "step-00000009"), 1);
+    for (int k = 0; k < 2; k++) {
+        saver_free(&savers[k]);
+        optimizer_free(&optimizers[k]);
+    }
 }
 
 static void test_missing_root_is_an_error(void **state)
@@ -212,6 +275,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_writes_what_training_has, setup, teardown),
         cmocka_unit_test_setup_teardown(test_replaces_only_what_is_not_committed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failed_write_leaves_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ranks_write_side_by_side, setup, teardown),
         cmocka_unit_test_setup_teardown(test_missing_root_is_an_error, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
