@@ -21,11 +21,13 @@
 #define CONFIG_MAX_PHASES  16
 
 enum lr_schedule { LR_COSINE, LR_WSD, LR_CONSTANT };
+enum optim_kind { OPTIM_ADAMW, OPTIM_MUON, OPTIM_NORMUON, OPTIM_COUNT };
 enum regime { REGIME_STANDARD, REGIME_SOFT, REGIME_FUSED, REGIME_COUNT };
 enum suite { SUITE_LOSS, SUITE_FIXED_POINT, SUITE_COUNT };
 
 const char *regime_name(int regime); /* "standard", … ; NULL out of range */
 const char *suite_name(int suite);   /* "loss", "fixed_point" */
+const char *optim_name(int kind);    /* "adamw", "muon", "normuon" */
 /* The i < count whose name_of(i) is `name`; −1 where there is none or name is NULL. */
 int name_index(const char *name, const char *(*name_of)(int), int count);
 
@@ -60,6 +62,8 @@ struct config {
         uint64_t seed;
         double lambda; /* weight of the mean of L_2 … L_K */
         double jitter;
+        double z_loss;      /* weight of the squared log-sum-exp of the logits */
+        int z_loss_late;    /* only in the cooldown */
         double fully_fused; /* train.prefix_mixin.fully_fused: share of documents */
         int prefix_sharing; /* 1: auto, where the model and the masks allow it; 0: off */
         enum recompute recompute[CONFIG_MAX_PASSES]; /* by pass */
@@ -67,8 +71,11 @@ struct config {
         int phase_count;
     } train;
     struct {
+        enum optim_kind kind; /* optim.name */
         double lr, min_lr, beta1, beta2, eps, weight_decay, clip_norm;
-        double fusion_lr_scale;
+        double adam_lr;              /* highest rate of what is not a matrix of a block */
+        double momentum, muon_beta2; /* muon, normuon */
+        double fusion_lr_scale;      /* times adam_lr */
         int64_t warmup_steps;
         enum lr_schedule schedule;
         double cooldown; /* wsd: last fraction of the run */

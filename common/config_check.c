@@ -45,6 +45,18 @@ static void derive_phases(struct config *c)
         c->train.phases[c->train.phase_count++] =
             (struct pass_phase){.from = 0.75, .share = {[2] = 0.88, [3] = 0.12}};
 }
+static void derive_lr(struct config *c)
+{
+    c->optim.lr = c->optim.kind == OPTIM_ADAMW ? 1e-3 : 1e-2;
+}
+static void derive_adam_lr(struct config *c)
+{
+    c->optim.adam_lr = c->optim.kind == OPTIM_ADAMW ? c->optim.lr : c->optim.lr / 20;
+}
+static void derive_weight_decay(struct config *c)
+{
+    c->optim.weight_decay = c->optim.kind == OPTIM_ADAMW ? 0.1 : 0.01;
+}
 static void derive_warmup(struct config *c)
 {
     c->optim.warmup_steps = min64(200, c->train.steps / 10);
@@ -93,6 +105,9 @@ static const struct {
     {"model.residual_scale", derive_residual_scale},
     {"train.micro_rows", derive_micro_rows},
     {"train.passes", derive_phases},
+    {"optim.lr", derive_lr},
+    {"optim.adam_lr", derive_adam_lr},
+    {"optim.weight_decay", derive_weight_decay},
     {"optim.warmup_steps", derive_warmup},
     {"eval.every_steps", derive_eval_every},
     {"eval.suites", derive_suites},
@@ -157,6 +172,11 @@ static int check_optim(const struct config *c, const char **key, struct err *e)
     *key = "optim.min_lr";
     if (c->optim.min_lr > c->optim.lr)
         return err_set(e, ERR_INPUT, "%g is above optim.lr (%g)", c->optim.min_lr, c->optim.lr);
+    *key = "train.z_loss_late";
+    if (c->train.z_loss > 0 && c->train.z_loss_late && c->optim.schedule != LR_WSD)
+        return err_set(e, ERR_INPUT,
+            "the z-loss would never count: only optim.schedule wsd has a cooldown; "
+            "false lets it count in every step");
     *key = "optim.warmup_steps";
     double cooldown =
         c->optim.schedule == LR_WSD ? floor(c->optim.cooldown * (double)c->train.steps) : 0;

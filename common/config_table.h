@@ -21,6 +21,7 @@ enum config_type {
     CONFIG_NAME,   /* char *, owned: a file name of letters, digits, '.', '_', '-' */
     CONFIG_PRESET, /* char *, owned: a name of common/model_preset.h */
     CONFIG_SCHEDULE,
+    CONFIG_OPTIM,
     CONFIG_SHARING,
     CONFIG_SOURCES, /* those below read several fields of the config */
     CONFIG_PHASES,

@@ -216,15 +216,44 @@ static int read_preset(const struct config_source *s, const struct config_key *k
 static const char *const schedules[] = {
     [LR_COSINE] = "cosine", [LR_WSD] = "wsd", [LR_CONSTANT] = "constant"};
 
+static const char *const optims[] = {
+    [OPTIM_ADAMW] = "adamw", [OPTIM_MUON] = "muon", [OPTIM_NORMUON] = "normuon"};
+
+const char *optim_name(int kind)
+{
+    return kind >= 0 && kind < OPTIM_COUNT ? optims[kind] : NULL;
+}
+
+/* Index of v's text among words, or −1. */
+static int word_of(const struct yaml_tree *v, const char *const *words, size_t count)
+{
+    for (size_t i = 0; v->text && i < count; i++)
+        if (strcmp(v->text, words[i]) == 0)
+            return (int)i;
+    return -1;
+}
+
 static int read_schedule(const struct config_source *s, const struct config_key *k,
     const struct yaml_tree *v, struct config *c)
 {
-    for (int i = 0; v->text && i < (int)(sizeof schedules / sizeof *schedules); i++)
-        if (strcmp(v->text, schedules[i]) == 0) {
-            *(enum lr_schedule *)field(k, c) = (enum lr_schedule)i;
-            return 0;
-        }
-    return wrong_type(s, k->name, v, "cosine, wsd or constant");
+    int i = word_of(v, schedules, sizeof schedules / sizeof *schedules);
+    if (i < 0)
+        return wrong_type(s, k->name, v, "cosine, wsd or constant");
+    *(enum lr_schedule *)field(k, c) = (enum lr_schedule)i;
+    return 0;
+}
+static int read_optim(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, struct config *c)
+{
+    int i = word_of(v, optims, OPTIM_COUNT);
+    if (i < 0)
+        return wrong_type(s, k->name, v, "adamw, muon or normuon");
+    *(enum optim_kind *)field(k, c) = (enum optim_kind)i;
+    return 0;
+}
+static void print_optim(const struct config_key *k, const struct config *c, struct buf *out)
+{
+    config_print_text(optims[*(const enum optim_kind *)field_of(k, c)], out);
 }
 static void print_schedule(const struct config_key *k, const struct config *c, struct buf *out)
 {
@@ -256,6 +285,7 @@ const struct config_type_ops config_types[CONFIG_TYPE_COUNT] = {
     [CONFIG_NAME] = {"name", read_name, print_text},
     [CONFIG_PRESET] = {"name", read_preset, print_text},
     [CONFIG_SCHEDULE] = {"word", read_schedule, print_schedule},
+    [CONFIG_OPTIM] = {"word", read_optim, print_optim},
     [CONFIG_SHARING] = {"word", read_sharing, print_sharing},
     [CONFIG_SOURCES] = {"list", config_read_sources, config_print_sources},
     [CONFIG_PHASES] = {"list", config_read_phases, config_print_phases},

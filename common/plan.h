@@ -49,6 +49,7 @@ void plan_release(struct plan *p);
 int plan_passes(const struct plan *p, int64_t step); /* 1 … CONFIG_MAX_PASSES */
 int plan_max_passes(const struct plan *p);           /* over all phases */
 double plan_lr(const struct plan *p, int64_t step);
+double plan_z_loss(const struct plan *p, int64_t step); /* weight of the z-loss */
 
 /* -- the order of samples. Global ordinals of step s: [s·batch_rows, (s+1)·batch_rows). -- */
 

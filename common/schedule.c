@@ -47,9 +47,15 @@ static double fall_cosine(const struct plan *p, double step)
     return 0.5 * (1 + cos(3.14159265358979323846 * (step - warm) / (steps - warm)));
 }
 
+/* Steps of the cooldown, at the end of the run. */
+static double cooldown_steps(const struct plan *p)
+{
+    return floor(p->c.optim.cooldown * (double)p->c.train.steps);
+}
+
 static double fall_wsd(const struct plan *p, double step)
 {
-    double steps = (double)p->c.train.steps, cooldown = floor(p->c.optim.cooldown * steps);
+    double steps = (double)p->c.train.steps, cooldown = cooldown_steps(p);
     return step < steps - cooldown ? 1 : (steps - step) / cooldown;
 }
 
@@ -70,4 +76,10 @@ double plan_lr(const struct plan *p, int64_t step)
     if (step < p->c.optim.warmup_steps)
         return lr * (double)(step + 1) / (double)p->c.optim.warmup_steps;
     return low + (lr - low) * falls[p->c.optim.schedule](p, (double)step);
+}
+
+double plan_z_loss(const struct plan *p, int64_t step)
+{
+    int late = (double)step >= (double)p->c.train.steps - cooldown_steps(p);
+    return !p->c.train.z_loss_late || late ? p->c.train.z_loss : 0;
 }

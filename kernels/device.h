@@ -201,6 +201,11 @@ struct device_ops {
     /* -- optimizer: decoupled AdamW (Loshchilov & Hutter) on n elements, in place ------------ */
     void (*adamw)(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
         const struct adamw_args *a);
+    /* NorMuon's second moment, one a row (neuron): v (rows) = beta2 v + (1 − beta2) mean of x²;
+     * each row of x is divided by √v, then all of x (rows, columns) scaled to the norm it had.
+     * work: rows floats */
+    void (*normuon)(
+        struct device *d, float *x, float *v, int rows, int columns, float beta2, float *work);
 };
 
 /* A device object embeds this first. */

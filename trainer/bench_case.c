@@ -123,7 +123,8 @@ static struct model_limits limits_of(const struct bench_config *b, struct bench_
 static int trial_prepare(struct trial *t, const struct bench_config *b, struct bench_passes passes,
     const struct bench_effort *effort, struct err *e)
 {
-    static const struct optimizer_settings settings = {.beta1 = 0.9,
+    static const struct optimizer_settings settings = {.rest_lr_scale = 1,
+        .beta1 = 0.9,
         .beta2 = 0.95,
         .eps = 1e-8,
         .weight_decay = 0.1,

@@ -114,7 +114,10 @@
     X(adamw,                                                                                       \
         (struct device * d, float *w, float *m, float *v, const float *g, size_t n,                \
             const struct adamw_args *a),                                                           \
-        (in, w, m, v, g, n, a))
+        (in, w, m, v, g, n, a))                                                                    \
+    X(normuon,                                                                                     \
+        (struct device * d, float *x, float *v, int rows, int columns, float beta2, float *work),  \
+        (in, x, v, rows, columns, beta2, work))
 
 #define VOID_OPS(X) MEMORY_OPS(X) BLOCK_OPS(X) FEEDBACK_OPS(X) VECTOR_OPS(X)
 /* These return the host's result. */

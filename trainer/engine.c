@@ -39,7 +39,11 @@ static void flush_denormals(int threads)
 
 static struct optimizer_settings optimizer_settings_of(const struct plan *p)
 {
-    return (struct optimizer_settings){.beta1 = p->c.optim.beta1,
+    return (struct optimizer_settings){.kind = p->c.optim.kind,
+        .rest_lr_scale = p->c.optim.adam_lr / p->c.optim.lr,
+        .momentum = p->c.optim.momentum,
+        .muon_beta2 = p->c.optim.muon_beta2,
+        .beta1 = p->c.optim.beta1,
         .beta2 = p->c.optim.beta2,
         .eps = p->c.optim.eps,
         .weight_decay = p->c.optim.weight_decay,
@@ -230,7 +234,8 @@ static void run_micro(
         .passes = r->passes,
         .masks = micro.masks,
         .jitter = (float)c->train.jitter,
-        .noise_keys = micro.noise_keys};
+        .noise_keys = micro.noise_keys,
+        .z_loss = (float)plan_z_loss(g->plan, r->step)};
     model_train(g->model, &b, (float)c->train.lambda, (float)(1.0 / targets), micro_sums);
     for (int k = 0; k < r->passes; k++)
         sums[k] += micro_sums[k];
@@ -276,7 +281,8 @@ const struct weight_table *engine_weights(const struct engine *g)
 void engine_memory(const struct engine *g, struct engine_memory *out)
 {
     model_memory_estimate(g->device, &g->plan->c.model, &g->limits, &out->model);
-    out->moments = 2 * params_bytes(g);
+    optimizer_memory_of(
+        model_weights(g->model), g->plan->c.optim.kind, g->rank, g->world, &out->optimizer);
     out->passes = g->limits.passes;
     out->sharing = model_shares_prefixes(g->model);
 }

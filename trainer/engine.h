@@ -59,14 +59,15 @@ int engine_load(struct engine *g, const char *dir, int64_t step, struct err *e);
 int engine_step(struct engine *g, struct feed *f, int64_t step, engine_abandon_fn *abandon,
     void *ctx, struct engine_report *out);
 
-/* What the saver copies, and the table it is laid out by. */
+/* What the saver copies, and the tables it is laid out by: of the weights, of the second moments.
+ */
 struct saver_source engine_source(const struct engine *g);
 const struct weight_table *engine_weights(const struct engine *g);
 
 /* Memory by purpose, bytes. */
 struct engine_memory {
     struct model_memory model;
-    size_t moments;
+    struct optimizer_memory optimizer;
     int passes;  /* sets of activations */
     int sharing; /* 1: prefixes are shared */
 };

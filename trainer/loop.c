@@ -416,7 +416,8 @@ static int open_worker(struct trainer *t, const struct loop_settings *s, struct 
         .plan_hash = t->run.plan.hash,
         .rank = s->rank,
         .world = s->world,
-        .table = engine_weights(t->engine)};
+        .table = engine_weights(t->engine),
+        .optim = t->run.plan.c.optim.kind};
     return saver_new(&saver, &t->saver, e);
 }
 
@@ -457,9 +458,12 @@ static void log_memory(const struct trainer *t)
     log_info("memory planned",
         "weights_mib=%.1f gradients_mib=%.1f moments_mib=%.1f %sworkspace_mib=%.1f "
         "checkpoint_staging_mib=%.1f feed_mib=%.1f",
-        (double)m.model.weights * mib, (double)m.model.gradients * mib, (double)m.moments * mib,
-        passes, (double)m.model.workspace * mib,
-        (double)saver_staging_bytes(engine_weights(t->engine), t->rank, t->world) * mib,
+        (double)m.model.weights * mib, (double)m.model.gradients * mib,
+        (double)m.optimizer.moments * mib, passes,
+        (double)(m.model.workspace + m.optimizer.workspace) * mib,
+        (double)saver_staging_bytes(
+            engine_weights(t->engine), t->run.plan.c.optim.kind, t->rank, t->world) *
+            mib,
         (double)feed_memory_bytes(t->feed) * mib);
     if (m.passes > 1)
         log_info("passes after the first", "prefix_sharing=%s doc_mask=%s compute=%s",

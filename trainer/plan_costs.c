@@ -76,8 +76,14 @@ static int count_memory(const struct plan *p, const struct config *run, struct d
         return rc;
     model_memory_estimate(d, &p->c.model, &lim, &c->model);
     c->passes = lim.passes;
-    c->moments = 2 * (size_t)table.total * sizeof(float);
-    c->staging = saver_staging_bytes(&table, 0, 1);
+    enum optim_kind kind = p->c.optim.kind;
+    struct optimizer_memory optim;
+    optimizer_memory_of(&table, kind, 0, 1, &optim);
+    c->moments = optim.moments;
+    c->model.workspace += optim.workspace;
+    c->model.total += optim.workspace;
+    c->flops_optimizer = optimizer_flops(&table, kind) * (double)p->c.train.steps;
+    c->staging = saver_staging_bytes(&table, kind, 0, 1);
     c->sharing = model_limits_share(&p->c.model, &lim);
     c->total = c->model.total + c->moments + c->staging;
     weight_table_release(&table);
@@ -120,7 +126,7 @@ int plan_costs_make(const struct plan *p, const struct config *run, double rate,
     rc = count_memory(p, run, d, out, e);
     if (rc == 0 && out->measured)
         rc = measure(&p->c.model, d, &out->matmul_flops, e);
-    out->seconds = out->flops / (out->matmul_flops * PLAN_EFFICIENCY);
+    out->seconds = (out->flops + out->flops_optimizer) / (out->matmul_flops * PLAN_EFFICIENCY);
     device_free(&d);
     return rc;
 }

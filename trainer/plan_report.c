@@ -170,6 +170,9 @@ static void add_arithmetic(const struct plan_costs *c, struct buf *out)
     buf_printf(out, "%s in all\n", scaled(c->flops, a));
     buf_printf(out, LABEL "%s for one pass, the further passes add %.1f %%\n", "",
         scaled(c->flops_one_pass, b), 100 * (c->flops / c->flops_one_pass - 1));
+    if (c->flops_optimizer > 0)
+        buf_printf(out, LABEL "%s more in the optimizer (%.1f %%)\n", "",
+            scaled(c->flops_optimizer, a), 100 * c->flops_optimizer / c->flops);
     buf_printf(out, LABEL "about %s at %.0f %% of %s FLOP/s in matrix products (%s)\n", "time",
         duration(c->seconds, t), 100 * PLAN_EFFICIENCY, scaled(c->matmul_flops, a),
         c->measured ? "measured here" : "as given");
@@ -215,10 +218,11 @@ json_t *plan_report_json(const struct plan *p, const struct plan_costs *c)
             "activations", activations, "workspace", (json_int_t)c->model.workspace,
             "checkpoint_copy", (json_int_t)c->staging, "total", (json_int_t)c->total);
     return json_pack(
-        "{s:s, s:o?, s:b, s:I, s:o, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:b, s:f}",
+        "{s:s, s:o?, s:b, s:I, s:o, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:b, s:f}",
         "plan_hash", p->hash, "plan", json_loads(p->json, 0, NULL), "prefix_sharing", c->sharing,
         "params", (json_int_t)c->params, "steps", steps, "rows", c->rows, "tokens", c->tokens,
         "token_passes", c->token_passes, "sources", sources, "memory_bytes", memory,
         "flops_per_token", token, "flops", c->flops, "flops_one_pass", c->flops_one_pass,
-        "matmul_flops_per_second", c->matmul_flops, "measured", c->measured, "seconds", c->seconds);
+        "flops_optimizer", c->flops_optimizer, "matmul_flops_per_second", c->matmul_flops,
+        "measured", c->measured, "seconds", c->seconds);
 }

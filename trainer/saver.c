@@ -25,7 +25,8 @@ struct saver {
     const struct weight_table *table;
     struct shards shards;
     float *params, *m, *v; /* staging: host copies; params, of rank 0, table->total floats */
-    size_t moments;        /* floats of m, and of v */
+    size_t m_floats, v_floats;
+    enum optim_kind optim;
     int64_t updates[OPTIMIZER_GROUPS];
     struct st_tensor *tensors; /* 2 · count: room for the optimizer's */
     char (*names)[128];
@@ -35,12 +36,13 @@ struct saver {
     struct saver_result result; /* the thread's until it has signalled event_fd */
 };
 
-size_t saver_staging_bytes(const struct weight_table *table, int rank, int world)
+size_t saver_staging_bytes(
+    const struct weight_table *table, enum optim_kind optim, int rank, int world)
 {
     struct shards shards;
     size_t floats, bytes;
-    shards_make(table, world, &shards);
-    CHECK(mem_mul((size_t)shards.totals[rank], 2, &floats) == 0);
+    shards_make(table, optim, world, &shards);
+    floats = (size_t)shards.totals[rank] + (size_t)shards.second_totals[rank];
     shards_release(&shards);
     floats += rank == 0 ? (size_t)table->total : 0;
     CHECK(mem_mul(floats, sizeof(float), &bytes) == 0);
@@ -65,14 +67,16 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
     s->rank = settings->rank;
     s->world = settings->world;
     s->table = settings->table;
-    shards_make(s->table, s->world, &s->shards);
-    s->moments = (size_t)s->shards.totals[s->rank];
+    s->optim = settings->optim;
+    shards_make(s->table, s->optim, s->world, &s->shards);
+    s->m_floats = (size_t)s->shards.totals[s->rank];
+    s->v_floats = (size_t)s->shards.second_totals[s->rank];
     size_t room = 2 * (size_t)(s->table->count + s->shards.count);
     s->tensors = mem_array(room, sizeof *s->tensors);
     s->names = mem_array(room, sizeof *s->names);
     s->params = s->rank == 0 ? staging_new((size_t)s->table->total) : NULL;
-    s->m = staging_new(s->moments);
-    s->v = staging_new(s->moments);
+    s->m = staging_new(s->m_floats);
+    s->v = staging_new(s->v_floats);
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if ((s->params || s->rank != 0) && s->m && s->v && s->event_fd >= 0) {
         *out = s;
@@ -82,7 +86,7 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
         rc = err_errno(e, "saver: eventfd");
     else
         rc = err_set(e, ERR_NOMEM, "saver: no memory for %zu bytes of staging",
-            saver_staging_bytes(s->table, s->rank, s->world));
+            saver_staging_bytes(s->table, s->optim, s->rank, s->world));
     saver_free(&s);
     return rc;
 }
@@ -180,7 +184,7 @@ static int write_optimizer(struct saver *s, const char *dir, const char *step_te
     struct part p = {.meta = {"format", "pt", "step", step_text, "plan_hash", s->plan_hash}};
     struct optimizer_meta counts;
     int at = 6;
-    optimizer_meta_make(s->updates, &counts);
+    optimizer_meta_make(s->optim, s->updates, &counts);
     for (int i = 0; counts.pairs[i]; i++)
         p.meta[at++] = counts.pairs[i];
     CHECK(at < (int)(sizeof p.meta / sizeof *p.meta));
@@ -243,13 +247,12 @@ int saver_begin(struct saver *s, const struct saver_source *src, int64_t step, u
         return err_set(
             e, ERR_STATE, "saver: step %" PRId64 " is still being written", s->result.step);
     const struct device_ops *ops = src->device->ops;
-    size_t bytes = s->moments * sizeof(float);
     double start = clock_seconds();
     s->result = (struct saver_result){.step = step, .run_epoch = run_epoch};
     if (s->params)
         ops->download(src->device, s->params, src->params, (size_t)s->table->total * sizeof(float));
-    ops->download(src->device, s->m, optimizer_m(src->optimizer), bytes);
-    ops->download(src->device, s->v, optimizer_v(src->optimizer), bytes);
+    ops->download(src->device, s->m, optimizer_m(src->optimizer), s->m_floats * sizeof(float));
+    ops->download(src->device, s->v, optimizer_v(src->optimizer), s->v_floats * sizeof(float));
     for (int g = 0; g < OPTIMIZER_GROUPS; g++)
         s->updates[g] = optimizer_updates(src->optimizer, (enum weight_group)g);
     int rc = ops->sync(src->device, e);

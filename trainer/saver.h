@@ -34,6 +34,7 @@ struct saver_settings {
     const char *plan_hash; /* goes into the metadata */
     int rank, world;
     const struct weight_table *table; /* stays the caller's */
+    enum optim_kind optim;
 };
 
 /* What is saved: device memory. Only read during saver_begin(). */
@@ -57,7 +58,8 @@ int saver_new(const struct saver_settings *settings, struct saver **out, struct 
 void saver_free(struct saver **s);
 
 /* Host memory taken for staging by a rank of so many. */
-size_t saver_staging_bytes(const struct weight_table *table, int rank, int world);
+size_t saver_staging_bytes(
+    const struct weight_table *table, enum optim_kind optim, int rank, int world);
 
 /* Starts a save of the state after `step` steps. ERR_STATE while one is in progress or its result
  * not fetched. */

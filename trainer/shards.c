@@ -75,19 +75,43 @@ static void cut(struct shards *s, int weight, int64_t *loads)
     CHECK(left == 0);
 }
 
-/* Where each part lies in its owner's arrays: in order, each aligned, as in the flat array. */
-static void place(struct shards *s)
+int shards_is_muon(enum optim_kind optim, const struct weight *w)
 {
-    s->local = mem_array((size_t)s->count, sizeof *s->local);
-    s->totals = mem_array((size_t)s->world, sizeof *s->totals);
+    return optim != OPTIM_ADAMW && w->group == WEIGHT_MATRIX;
+}
+
+/* Where each part lies in its owner's arrays: in order, each aligned, as in the flat array. */
+static void place(const struct shards *s, const int64_t *counts, int64_t *local, int64_t *totals)
+{
     for (int i = 0; i < s->count; i++) {
-        int64_t *total = &s->totals[s->spans[i].owner];
-        s->local[i] = *total;
-        *total += align_up(s->spans[i].count);
+        int64_t *total = &totals[s->spans[i].owner];
+        local[i] = *total;
+        *total += align_up(counts[i]);
     }
 }
 
-void shards_make(const struct weight_table *table, int world, struct shards *out)
+static void place_all(struct shards *s, enum optim_kind optim)
+{
+    size_t count = (size_t)s->count, world = (size_t)s->world;
+    int64_t *counts = mem_array(count, sizeof *counts);
+    s->second_count = mem_array(count, sizeof *s->second_count);
+    for (int i = 0; i < s->count; i++) {
+        const struct weight *w = &s->table->items[s->weight[i]];
+        counts[i] = s->second_count[i] = s->spans[i].count;
+        if (shards_is_muon(optim, w))
+            s->second_count[i] = optim == OPTIM_NORMUON ? w->shape[0] : 0;
+    }
+    s->local = mem_array(count, sizeof *s->local);
+    s->totals = mem_array(world, sizeof *s->totals);
+    place(s, counts, s->local, s->totals);
+    s->second_local = mem_array(count, sizeof *s->second_local);
+    s->second_totals = mem_array(world, sizeof *s->second_totals);
+    place(s, s->second_count, s->second_local, s->second_totals);
+    free(counts);
+}
+
+void shards_make(
+    const struct weight_table *table, enum optim_kind optim, int world, struct shards *out)
 {
     int64_t *loads = mem_array((size_t)world, sizeof *loads);
     int *owners = mem_array((size_t)table->count, sizeof *owners);
@@ -107,7 +131,7 @@ void shards_make(const struct weight_table *table, int world, struct shards *out
             add_part(out, w, 0, table->items[w].count, owners[w]);
     }
     out->first[table->count] = out->count;
-    place(out);
+    place_all(out, optim);
     free(owners);
     free(loads);
 }
@@ -119,6 +143,9 @@ void shards_release(struct shards *s)
     free(s->local);
     free(s->first);
     free(s->totals);
+    free(s->second_count);
+    free(s->second_local);
+    free(s->second_totals);
     memset(s, 0, sizeof *s);
 }
 
@@ -137,10 +164,10 @@ void shards_name(const struct shards *s, int i, const char *prefix, char out[128
     CHECK(n < 128);
 }
 
-int shards_parts_of(const struct shards *s, int rank)
+int shards_tensors_of(const struct shards *s, int rank)
 {
     int n = 0;
     for (int i = 0; i < s->count; i++)
-        n += s->spans[i].owner == rank;
+        n += s->spans[i].owner == rank ? 1 + (s->second_count[i] > 0) : 0;
     return n;
 }

@@ -96,5 +96,7 @@ double cpu_sum_sq(struct device *d, const float *x, size_t n);
 double cpu_sum(struct device *d, const float *x, size_t n);
 void cpu_adamw(struct device *d, float *w, float *m, float *v, const float *g, size_t n,
     const struct adamw_args *a);
+void cpu_normuon(
+    struct device *d, float *x, float *v, int rows, int columns, float beta2, float *work);
 
 #endif

@@ -94,6 +94,7 @@ static const struct device_ops cpu_ops = {
     .sum_sq = cpu_sum_sq,
     .sum = cpu_sum,
     .adamw = cpu_adamw,
+    .normuon = cpu_normuon,
 };
 
 int cpu_team(const struct device *d, int64_t multiply_adds)

@@ -77,7 +77,7 @@ prepare() {
     done
     cat >"$work/config.yaml" <<YAML
 run: {name: NAME, dir: $work/runs}
-model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 64}
+model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn: 64, qk_norm: true, attn_gate: true, window: 24, full_every: 2}
 data:
   tokenizer: $work/tokenizer.json
   sources:
@@ -89,11 +89,12 @@ train:
   batch_rows: 48
   micro_rows: 16
   seed: 5
+  z_loss: 1e-4
   passes:
     - {from: 0, passes: {1: 1}}
     - {from: 0.3, passes: {1: 0.2, 2: 0.8}}
     - {from: 0.6, passes: {1: 0.2, 2: 0.3, 3: 0.5}}
-optim: {lr: 3e-3, warmup_steps: 5}
+optim: {name: normuon, warmup_steps: 5}
 checkpoint: {every_steps: 10, keep_last: 2}
 eval: {every_steps: 40, rows: 4, fixed_point_passes: 4}
 process: {trainer_threads: 2, evaluators: 1, heartbeat_seconds: 0.2}

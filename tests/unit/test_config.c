@@ -156,6 +156,29 @@ static void test_presets(void **state)
     assert_null(model_preset_find("fbt-2b"));
 }
 
+/* What follows from optim.name. */
+static void test_optim(void **state)
+{
+    (void)state;
+    struct config c;
+    struct err e = {0};
+    assert_int_equal(parse(DATA, &c, &e), 0);
+    assert_int_equal(c.optim.kind, OPTIM_ADAMW);
+    assert_true(c.optim.lr == 1e-3 && c.optim.adam_lr == 1e-3 && c.optim.weight_decay == 0.1);
+    assert_true(c.train.z_loss == 0);
+    config_release(&c);
+    assert_int_equal(parse(DATA "optim: {name: normuon}\n", &c, &e), 0);
+    assert_int_equal(c.optim.kind, OPTIM_NORMUON);
+    assert_true(c.optim.lr == 1e-2 && c.optim.adam_lr == 5e-4 && c.optim.weight_decay == 0.01);
+    assert_true(c.optim.momentum == 0.95 && c.optim.muon_beta2 == 0.95);
+    config_release(&c);
+    assert_int_equal(parse(DATA "optim: {name: muon, lr: 0.02, adam_lr: 3e-3}\n", &c, &e), 0);
+    assert_true(c.optim.lr == 0.02 && c.optim.adam_lr == 3e-3);
+    config_release(&c);
+    assert_string_equal(optim_name(OPTIM_MUON), "muon");
+    assert_null(optim_name(OPTIM_COUNT));
+}
+
 /* Mistakes after DATA, so that the added text begins on line 4. */
 static void test_mistakes(void **state)
 {
@@ -189,6 +212,10 @@ static void test_mistakes(void **state)
         {"optim: {lr: -1}\n", "demo.yaml:4: optim.lr: -1 is out of range, 1e-09 to 10"},
         {"optim: {schedule: step}\n",
             "demo.yaml:4: optim.schedule: \"step\" is not cosine, wsd or constant"},
+        {"optim: {name: sgd}\n", "demo.yaml:4: optim.name: \"sgd\" is not adamw, muon or normuon"},
+        {"train: {z_loss: 1e-5}\noptim: {schedule: cosine}\n",
+            "demo.yaml: train.z_loss_late: the z-loss would never count: only optim.schedule wsd "
+            "has a cooldown; false lets it count in every step"},
         {"optim: {min_lr: 0.1}\n", "demo.yaml:4: optim.min_lr: 0.1 is above optim.lr (0.001)"},
         {"optim: {warmup_steps: 800}\n",
             "demo.yaml:4: optim.warmup_steps: 800 warm-up and 250 cooldown steps are more than "
@@ -460,6 +487,7 @@ int main(void)
         cmocka_unit_test(test_preset),
         cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_optim),
         cmocka_unit_test(test_mistakes),
         cmocka_unit_test(test_data_mistakes),
         cmocka_unit_test(test_overrides),

@@ -139,6 +139,60 @@ static void test_adamw(void **state)
     check_adamw(20001, 0.1f, 1e-3f);
 }
 
+/* Three updates of each row's second moment, in double; the norm of the whole stays. */
+static void check_normuon(int rows, int columns)
+{
+    size_t n = (size_t)rows * (size_t)columns;
+    const double beta2 = (double)0.95f;
+    float *v = filled_floats((size_t)rows, 0), *v1 = filled_floats((size_t)rows, 0);
+    float *work = filled_floats((size_t)rows, NAN);
+    double *v64 = mem_array((size_t)rows, sizeof *v64);
+    for (uint64_t step = 1; step <= 3; step++) {
+        struct device *d = test_device(2), *one = test_device(1);
+        float *x = random_floats(n, 0.2f, step), *x1 = copied_floats(x, n);
+        double *x64 = as_doubles(x, n), before = 0, after = 0;
+        for (size_t i = 0; i < n; i++)
+            x[i] = x1[i] = (float)(x64[i] *= 1 + (double)(i / (size_t)columns)); /* uneven rows */
+        for (int i = 0; i < rows; i++) {
+            double *row = x64 + (size_t)i * (size_t)columns, mean = 0;
+            for (int j = 0; j < columns; j++)
+                mean += row[j] * row[j] / columns;
+            before += mean;
+            v64[i] = beta2 * v64[i] + (1 - beta2) * mean;
+            for (int j = 0; j < columns; j++) {
+                row[j] /= sqrt(v64[i]);
+                after += row[j] * row[j] / columns;
+            }
+        }
+        for (size_t i = 0; i < n; i++)
+            x64[i] *= sqrt(before / after);
+        d->ops->normuon(d, x, v, rows, columns, 0.95f, work);
+        one->ops->normuon(one, x1, v1, rows, columns, 0.95f, work);
+        assert_near("x", x, x64, n, 2e-6);
+        assert_near("v", v, v64, (size_t)rows, 2e-6);
+        assert_same_bits("x on one thread", x, x1, n);
+        free(x);
+        free(x1);
+        free(x64);
+    }
+    void *all[] = {v, v1, v64, work};
+    for (size_t i = 0; i < COUNT(all); i++)
+        free(all[i]);
+}
+
+static void test_normuon(void **state)
+{
+    (void)state;
+    check_normuon(1, 1);
+    check_normuon(5, 33);
+    check_normuon(300, 257);
+    struct device *d = test_device(1); /* nothing to divide stays nothing */
+    float x[6] = {0}, v[2] = {0}, work[2];
+    d->ops->normuon(d, x, v, 2, 3, 0.9f, work);
+    for (int i = 0; i < 6; i++)
+        assert_true(x[i] == 0.0f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +200,7 @@ int main(void)
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_normuon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,7 +107,7 @@ static void test_golden(void **state)
     struct plan p, again;
     struct err e = {0};
     make(&small, &p);
-    assert_string_equal(p.hash, "04ba8c17c9d85105e2ba64ee466a873fc4a6953cd12c81a144ef5cf9f93379db");
+    assert_string_equal(p.hash, "f2170c2b500639d5ffe9483b6bf4f045821019351bcae42a06e3e20ee10b24f9");
     assert_int_equal(plan_parse(p.json, strlen(p.json), "x", &again, &e), 0);
     assert_string_equal(p.json, again.json);
     assert_string_equal(p.hash, again.hash);
@@ -148,6 +148,23 @@ static void test_feistel(void **state)
 }
 
 /* In every block each source has its quota; the draws of an epoch are all its rows, each once. */
+/* The z-loss counts in the cooldown, or always. */
+static void test_z_loss(void **state)
+{
+    (void)state;
+    struct fixture f = small;
+    struct plan p;
+    f.extra = "data.seq_len: 16\neval: {fixed_point_passes: 8}\n"
+              "train: {steps: 400, batch_rows: 32, micro_rows: 4, z_loss: 1e-4}\n"
+              "optim: {cooldown: 0.2}\n";
+    make(&f, &p);
+    for (int64_t s = 0; s < 400; s++)
+        assert_true(plan_z_loss(&p, s) == (s >= 320 ? 1e-4 : 0));
+    p.c.train.z_loss_late = 0;
+    assert_true(plan_z_loss(&p, 0) == 1e-4 && plan_z_loss(&p, 399) == 1e-4);
+    plan_release(&p);
+}
+
 static void test_order(void **state)
 {
     (void)state;
@@ -541,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_canonical),
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_feistel),
+        cmocka_unit_test(test_z_loss),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_seeds),

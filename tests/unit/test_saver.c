@@ -42,7 +42,7 @@ struct fixture {
 static int setup(void **state)
 {
     struct fixture *f = mem_array(1, sizeof *f);
-    struct optimizer_settings o = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+    struct optimizer_settings o = {.rest_lr_scale = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
     struct err e;
     float host[TOTAL];
     const char *tmp = getenv("TMPDIR");
