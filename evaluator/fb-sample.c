@@ -297,6 +297,7 @@ static int run(struct arguments *a, struct err *e)
         generation_release(&items[i]);
         ids_release(&ids[i]);
     }
+    a->o.ctx = NULL; /* the stream ends here */
     buf_release(&stream.text);
     free(items);
     free(ids);

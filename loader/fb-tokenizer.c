@@ -153,7 +153,7 @@ static int run_train(struct options *o, struct err *e)
     struct bpe_trainer *t = NULL;
     struct corpus found = {0};
     struct buf json = BUF_INIT;
-    struct bpe_train_stats stats;
+    struct bpe_train_stats stats = {0};
     struct bar bar = {.phase = NULL};
     o->train.progress = draw;
     o->train.progress_ctx = &bar;

@@ -258,7 +258,7 @@ static void out_dots(const struct block *b, const struct grads *g, float *delta)
 /* dq of the block's queries =; dk, dv of the keys they see += */
 static void block_bwd(const struct block *b, const struct grads *g)
 {
-    float p[Q_BLOCK * K_BLOCK], dp[Q_BLOCK * K_BLOCK], delta[Q_BLOCK];
+    float p[Q_BLOCK * K_BLOCK], dp[Q_BLOCK * K_BLOCK], delta[Q_BLOCK] = {0};
     struct key_block kb;
     int hd = b->head_dim;
     out_dots(b, g, delta);

@@ -18,8 +18,8 @@ struct twin_result {
 void twin_forward(const struct model_config *c, const struct weight_table *t, const double *w,
     const struct model_batch *b, const struct twin_result *out);
 
-/* scale · (Σ_1 + λ/(K−1) Σ_{k>1} Σ_k), what model_train() differentiates; Σ_k the sum of losses and,
- * times b->z_loss, of squared log-sum-exps. */
+/* scale · (Σ_1 + λ/(K−1) Σ_{k>1} Σ_k), what model_train() differentiates; Σ_k the sum of losses
+ * and, times b->z_loss, of squared log-sum-exps. */
 double twin_total(const struct model_config *c, const struct weight_table *t, const double *w,
     const struct model_batch *b, double lambda, double scale);
 

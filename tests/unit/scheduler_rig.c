@@ -42,9 +42,9 @@ static void make_run(struct rig *r, const char *more)
     hash_sha256_hex("{}", 2, sha);
     if (config_parse(yaml, strlen(yaml), "rig", NULL, 0, &r->run.config, &e) < 0)
         fail_msg("%s", e.msg);
-    json_t *j = json_pack("{s:i, s:o, s:[{s:s, s:i, s:i}], s:{s:s, s:i}}", "version", PLAN_VERSION, "config",
-        config_plan_json(&r->run.config), "sources", "manifest_root", SHA, "train_tokens", 5000,
-        "val_tokens", 2000, "tokenizer", "sha256", sha, "vocab", 100);
+    json_t *j = json_pack("{s:i, s:o, s:[{s:s, s:i, s:i}], s:{s:s, s:i}}", "version", PLAN_VERSION,
+        "config", config_plan_json(&r->run.config), "sources", "manifest_root", SHA, "train_tokens",
+        5000, "val_tokens", 2000, "tokenizer", "sha256", sha, "vocab", 100);
     char *text = json_dumps(j, 0);
     if (plan_parse(text, strlen(text), "plan", &r->run.plan, &e) < 0)
         fail_msg("%s", e.msg);
