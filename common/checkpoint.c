@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/fs.h"
+#include "common/json_file.h"
 
 #define MANIFEST           "MANIFEST.json"
 #define MANIFEST_VERSION   1
@@ -258,25 +259,11 @@ static int read_manifest(
     const char *dir, char sha256[SHA256_HEX], int64_t *step, struct file_list *l, struct err *e)
 {
     char *path = mem_printf("%s/" MANIFEST, dir);
-    struct buf text = BUF_INIT;
-    json_error_t je;
-    json_t *j = NULL;
-    int rc = fs_read(path, MANIFEST_MAX_BYTES, &text, e);
-    if (rc < 0)
-        goto done;
-    j = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &je);
-    if (!j) {
-        rc = err_set(e, ERR_CORRUPT, "%s:%d: %s", path, je.line, je.text);
-        goto done;
-    }
-    rc = parse_manifest(j, dir, step, l, e);
-    if (rc < 0)
+    json_t *j;
+    int rc = json_file_read(path, MANIFEST_MAX_BYTES, &j, sha256, e);
+    if (rc == 0 && (rc = parse_manifest(j, dir, step, l, e)) < 0)
         rc = err_prefix(e, "%s", path);
-    else if (sha256)
-        hash_sha256_hex(text.data, text.len, sha256);
-done:
     json_decref(j);
-    buf_release(&text);
     free(path);
     return rc;
 }

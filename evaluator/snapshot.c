@@ -5,21 +5,17 @@
 
 #include "common/checkpoint.h"
 #include "common/fs.h"
+#include "common/json_file.h"
 #include "common/mem.h"
 
 static int read_config(const char *dir, struct model_config *out, struct err *e)
 {
     char *path = mem_printf("%s/config.json", dir);
-    struct buf text = BUF_INIT;
-    json_error_t where;
-    json_t *j = NULL;
-    int rc = fs_read(path, 1 << 20, &text, e);
-    if (rc == 0 && !(j = json_loadb(text.data, text.len, JSON_REJECT_DUPLICATES, &where)))
-        rc = err_set(e, ERR_INPUT, "%s:%d: %s", path, where.line, where.text);
+    json_t *j;
+    int rc = json_file_read(path, 1 << 20, &j, NULL, e);
     if (rc == 0 && model_config_from_json(j, out, e) < 0)
         rc = err_prefix(e, "%s", path);
     json_decref(j);
-    buf_release(&text);
     free(path);
     return rc;
 }

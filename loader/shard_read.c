@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/fs.h"
+#include "common/lmdb_err.h"
 #include "common/mem.h"
 
 /* Where a block's value lies in the file. */
@@ -33,12 +34,6 @@ struct index {
     MDB_txn *txn;
     size_t page_bytes;
 };
-
-static int mdb_error(struct err *e, int rc, const char *path, const char *what)
-{
-    int code = rc == ENOMEM || rc == ENOSPC ? ERR_NOMEM : rc > 0 ? ERR_IO : ERR_CORRUPT;
-    return err_set(e, code, "%s: %s: %s", path, what, mdb_strerror(rc));
-}
 
 void shard_close(struct shard **ps)
 {
@@ -103,7 +98,7 @@ static int index_open(const struct shard *s, struct index *x, struct err *e)
     if (rc == 0)
         rc = mdb_env_stat(x->env, &st);
     if (rc != 0)
-        return mdb_error(e, rc, s->path, "open");
+        return lmdb_err(e, rc, s->path, "open");
     if (info.me_last_pgno != s->info->last_pgno ||
         ((uint64_t)info.me_last_pgno + 1) * st.ms_psize > s->info->bytes)
         return err_set(e, ERR_CORRUPT,
@@ -112,7 +107,7 @@ static int index_open(const struct shard *s, struct index *x, struct err *e)
             (unsigned long long)s->info->bytes);
     x->page_bytes = st.ms_psize;
     rc = mdb_txn_begin(x->env, NULL, MDB_RDONLY, &x->txn);
-    return rc == 0 ? 0 : mdb_error(e, rc, s->path, "open");
+    return rc == 0 ? 0 : lmdb_err(e, rc, s->path, "open");
 }
 
 static void index_close(struct index *x)
@@ -166,14 +161,14 @@ static int read_index(struct shard *s, const struct index *x, struct err *e)
     if (rc == 0)
         rc = mdb_cursor_open(x->txn, dbi, &cursor);
     if (rc != 0)
-        return mdb_error(e, rc, s->path, "index");
+        return lmdb_err(e, rc, s->path, "index");
     while (!bad && (rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT)) == 0)
         bad = note_extent(s, x, i++, &key, &value, e);
     mdb_cursor_close(cursor);
     if (bad)
         return bad;
     if (rc != MDB_NOTFOUND)
-        return mdb_error(e, rc, s->path, "index");
+        return lmdb_err(e, rc, s->path, "index");
     if (i != s->info->blocks)
         return err_set(e, ERR_CORRUPT, "%s: %llu blocks, the manifest says %llu", s->path,
             (unsigned long long)i, (unsigned long long)s->info->blocks);
@@ -191,7 +186,7 @@ static int check_meta(const struct shard *s, const struct index *x, struct err *
     if (rc == 0)
         rc = mdb_get(x->txn, dbi, &key, &value);
     if (rc != 0)
-        return mdb_error(e, rc, s->path, "meta");
+        return lmdb_err(e, rc, s->path, "meta");
     if (locate(s, x, &value, &at) < 0)
         return err_set(e, ERR_CORRUPT, "%s: meta lies outside the file", s->path);
     struct buf text = BUF_INIT;

@@ -8,16 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "common/check.h"
 #include "common/fs.h"
+#include "common/lmdb_err.h"
 #include "common/mem.h"
 
 #define COMMIT_BLOCKS 256 /* blocks of one LMDB transaction */
-
-#define DISK_FULL_BYTES (1u << 20) /* less than this left: a write failed for want of room */
 
 /* Zeros behind the last page. LMDB follows 16-bit offsets and key lengths without checking them:
  * with this tail the damaged ones among them still lead into the file. */
@@ -34,17 +32,6 @@ struct shard_writer {
     struct shard_hash hash;
     uint64_t blocks, tokens, documents, bytes;
 };
-
-static int mdb_error(struct err *e, int rc, const char *path, const char *what)
-{
-    struct statvfs disk;
-    /* LMDB takes a write that was cut short, as by a full disk, for a failing device. */
-    if (rc == EIO && statvfs(path, &disk) == 0 &&
-        (uint64_t)disk.f_bavail * disk.f_frsize < DISK_FULL_BYTES)
-        rc = ENOSPC;
-    return err_set(e, rc == ENOMEM || rc == ENOSPC || rc == MDB_MAP_FULL ? ERR_NOMEM : ERR_IO,
-        "%s: %s: %s", path, what, mdb_strerror(rc));
-}
 
 /* -- content hash -- */
 
@@ -111,7 +98,7 @@ int shard_writer_new(
     if (rc == 0)
         rc = mdb_dbi_open(w->txn, "meta", MDB_CREATE, &w->meta_db);
     if (rc != 0) {
-        rc = mdb_error(e, rc, path, "create");
+        rc = lmdb_err(e, rc, path, "create");
         writer_free(w);
         return rc;
     }
@@ -153,7 +140,7 @@ static int flush_block(struct shard_writer *w, struct err *e)
     if (rc == 0 && w->blocks % COMMIT_BLOCKS == 0)
         rc = commit(w, 1);
     w->block.token_count = w->block.end_count = 0;
-    return rc == 0 ? 0 : mdb_error(e, rc, w->path, "write");
+    return rc == 0 ? 0 : lmdb_err(e, rc, w->path, "write");
 }
 
 int shard_writer_document(struct shard_writer *w, const uint32_t *ids, size_t n, struct err *e)
@@ -194,7 +181,7 @@ static int put_meta(struct shard_writer *w, struct err *e)
     MDB_val mk = {sizeof key - 1, key}, mv = {strlen(text), text};
     int rc = mdb_put(w->txn, w->meta_db, &mk, &mv, 0);
     free(text);
-    return rc == 0 ? 0 : mdb_error(e, rc, w->path, "write");
+    return rc == 0 ? 0 : lmdb_err(e, rc, w->path, "write");
 }
 
 /* Durable, read-only, and exactly as long as its page count says. */
@@ -219,7 +206,7 @@ static int finish_file(struct shard_writer *w, struct manifest_shard *info, stru
         return rc;
     if ((rc = commit(w, 0)) != 0 || (rc = mdb_env_sync(w->env, 1)) != 0 ||
         (rc = mdb_env_info(w->env, &env)) != 0 || (rc = mdb_env_stat(w->env, &st)) != 0)
-        return mdb_error(e, rc, w->path, "seal");
+        return lmdb_err(e, rc, w->path, "seal");
     mdb_env_close(w->env);
     w->env = NULL;
     info->last_pgno = env.me_last_pgno;

@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/check.h"
 #include "common/field.h"
 #include "common/fs.h"
+#include "common/json_file.h"
 
 #define MAX_FILES_A_RANK    64
 #define MAX_TOKENIZER_BYTES (256u << 20)
@@ -153,22 +155,11 @@ static int write_json(const char *dir, const char *name, json_t *j, struct err *
     return rc;
 }
 
-static int copy_tokenizer(const struct commits *c, const char *dir, struct err *e)
+static int write_tokenizer(const struct commits *c, const char *dir, struct err *e)
 {
-    const char *from = c->run->plan.c.data.tokenizer;
-    char *to = mem_printf("%s/tokenizer.json", dir), sha[SHA256_HEX];
-    struct buf text = BUF_INIT;
-    int rc = fs_read(from, MAX_TOKENIZER_BYTES, &text, e);
-    if (rc == 0) {
-        hash_sha256_hex(text.data, text.len, sha);
-        if (strcmp(sha, c->run->plan.tokenizer_sha256) != 0)
-            rc = err_set(e, ERR_MISMATCH, "%s: SHA-256 %s, the plan was made with %s", from, sha,
-                c->run->plan.tokenizer_sha256);
-    }
-    if (rc == 0)
-        rc = fs_write_atomic(to, text.data, text.len, e);
-    buf_release(&text);
-    free(to);
+    char *path = mem_printf("%s/tokenizer.json", dir);
+    int rc = fs_write_atomic(path, c->tokenizer.data, c->tokenizer.len, e);
+    free(path);
     return rc;
 }
 
@@ -203,7 +194,7 @@ static int write_own(const struct commits *c, const struct pending *p, const cha
     int rc = write_json(dir, "state.json", state, e);
     if (rc == 0)
         rc = write_json(dir, "config.json", model_config_to_json(&plan->c.model), e);
-    return rc == 0 ? copy_tokenizer(c, dir, e) : rc;
+    return rc == 0 ? write_tokenizer(c, dir, e) : rc;
 }
 
 static int put_in_journal(const struct commits *c, int64_t step, const struct cursor *cursor,
@@ -214,6 +205,14 @@ static int put_in_journal(const struct commits *c, int64_t step, const struct cu
             (json_int_t)run_epoch, "manifest_sha256", sha, "time", (json_int_t)time(NULL), "cursor",
             cursor_to_json(cursor, &c->run->plan)),
         e);
+}
+
+/* A manifest that the run goes on without must not stand: it would be a commit. */
+static void take_back(const char *dir)
+{
+    char *manifest = mem_printf("%s/MANIFEST.json", dir);
+    unlink(manifest);
+    free(manifest);
 }
 
 int commits_commit(struct commits *c, struct pending *p, uint32_t run_epoch, struct err *e)
@@ -232,11 +231,14 @@ int commits_commit(struct commits *c, struct pending *p, uint32_t run_epoch, str
         rc = checkpoint_verify(dir, 0, sha, NULL, e);
     if (rc == 0)
         rc = put_in_journal(c, p->step, &p->cursor, run_epoch, sha, e);
+    if (rc < 0)
+        take_back(dir);
     free(dir);
     if (rc < 0)
         return rc;
     c->last = p->step;
     c->cursor = p->cursor;
+    c->run_epoch = run_epoch;
     memcpy(c->manifest_sha256, sha, sizeof sha);
     commits_forget(c, p);
     return 0;
@@ -308,17 +310,15 @@ static int move_aside(const char *root, int64_t chosen, struct err *e)
     return rc;
 }
 
-static int read_state(struct commits *c, const char *dir, uint32_t *run_epoch, struct err *e)
+static int read_state(struct commits *c, const char *dir, struct err *e)
 {
     char *path = mem_printf("%s/state.json", dir);
-    struct buf text = BUF_INIT;
     int64_t step = -1, epoch = 0;
-    json_t *j = NULL;
-    int rc = fs_read(path, MAX_STATE_BYTES, &text, e);
-    if (rc == 0 && !(j = json_loadb(text.data, text.len, 0, NULL)))
-        rc = err_set(e, ERR_CORRUPT, "not JSON");
-    if (rc == 0)
-        rc = field_int(j, "step", 0, INT64_MAX, &step, e);
+    json_t *j;
+    int rc = json_file_read(path, MAX_STATE_BYTES, &j, NULL, e);
+    if (rc < 0)
+        goto out;
+    rc = field_int(j, "step", 0, INT64_MAX, &step, e);
     if (rc == 0)
         rc = field_int(j, "run_epoch", 0, UINT32_MAX, &epoch, e);
     if (rc == 0)
@@ -328,15 +328,15 @@ static int read_state(struct commits *c, const char *dir, uint32_t *run_epoch, s
             (long long)step, (long long)c->cursor.step, (long long)c->last);
     if (rc < 0)
         err_prefix(e, "%s", path);
-    *run_epoch = (uint32_t)epoch;
+    c->run_epoch = (uint32_t)epoch;
+out:
     json_decref(j);
-    buf_release(&text);
     free(path);
     return rc;
 }
 
 /* The manifest is the commit: where the journal says otherwise it is the journal that learns. */
-static int agree(struct commits *c, uint32_t run_epoch, struct err *e)
+static int agree(struct commits *c, struct err *e)
 {
     struct err mine = {0};
     json_t *known = journal_commit(c->journal, c->last, &mine);
@@ -345,7 +345,7 @@ static int agree(struct commits *c, uint32_t run_epoch, struct err *e)
     json_decref(known);
     int rc = journal_drop_commits_after(c->journal, c->last, e);
     if (rc == 0 && !same)
-        rc = put_in_journal(c, c->last, &c->cursor, run_epoch, c->manifest_sha256, e);
+        rc = put_in_journal(c, c->last, &c->cursor, c->run_epoch, c->manifest_sha256, e);
     return rc;
 }
 
@@ -362,15 +362,28 @@ static int take_newest(struct commits *c, struct buf *damaged, struct err *e)
         return journal_drop_commits_after(c->journal, -1, e);
     }
     char name[32];
-    uint32_t run_epoch = 0;
     checkpoint_name(step, name);
     char *dir = mem_printf("%s/%s", c->root, name);
     c->last = step;
     rc = checkpoint_verify(dir, 0, c->manifest_sha256, NULL, e);
     if (rc == 0)
-        rc = read_state(c, dir, &run_epoch, e);
+        rc = read_state(c, dir, e);
     free(dir);
-    return rc == 0 ? agree(c, run_epoch, e) : rc;
+    return rc == 0 ? agree(c, e) : rc;
+}
+
+static int read_tokenizer(struct commits *c, struct err *e)
+{
+    const struct plan *p = &c->run->plan;
+    char sha[SHA256_HEX];
+    int rc = fs_read(p->c.data.tokenizer, MAX_TOKENIZER_BYTES, &c->tokenizer, e);
+    if (rc < 0)
+        return err_prefix(e, "tokenizer");
+    hash_sha256_hex(c->tokenizer.data, c->tokenizer.len, sha);
+    if (strcmp(sha, p->tokenizer_sha256) == 0)
+        return 0;
+    return err_set(e, ERR_MISMATCH, "tokenizer: %s has SHA-256 %s, the plan was made with %s",
+        p->c.data.tokenizer, sha, p->tokenizer_sha256);
 }
 
 int commits_open(struct commits *c, const struct rundir *run, struct journal *journal,
@@ -378,7 +391,9 @@ int commits_open(struct commits *c, const struct rundir *run, struct journal *jo
 {
     *c = (struct commits){.run = run, .journal = journal};
     c->root = rundir_path(run, "checkpoints");
-    int rc = fs_mkdir_p(c->root, 0755, e);
+    int rc = read_tokenizer(c, e);
+    if (rc == 0)
+        rc = fs_mkdir_p(c->root, 0755, e);
     if (rc == 0)
         rc = remove_uncommitted(c->root, e);
     if (rc == 0)
@@ -391,6 +406,7 @@ int commits_open(struct commits *c, const struct rundir *run, struct journal *jo
 void commits_release(struct commits *c)
 {
     commits_forget_all(c);
+    buf_release(&c->tokenizer);
     free(c->list);
     free(c->root);
     memset(c, 0, sizeof *c);

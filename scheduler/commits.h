@@ -15,6 +15,7 @@
 
 #include "common/checkpoint.h"
 #include "common/cursor.h"
+#include "common/mem.h"
 #include "common/rundir.h"
 #include "scheduler/journal.h"
 
@@ -48,14 +49,17 @@ struct commits {
     int count;
     int64_t last;         /* step of the last commit; 0: none */
     struct cursor cursor; /* of the last commit */
+    uint32_t run_epoch;   /* that made it */
     char manifest_sha256[SHA256_HEX];
+    struct buf tokenizer; /* the file's bytes: every checkpoint holds a copy */
 };
 
 int saved_parse(const json_t *j, const struct plan *p, struct saved_report *out, struct err *e);
 void saved_release(struct saved_report *r);
 
 /*
- * Finds where the run stands: removes what was never committed, takes the newest checkpoint that
+ * Reads the tokenizer, which must be the plan's (ERR_MISMATCH naming both hashes). Finds where the
+ * run stands: removes what was never committed, takes the newest checkpoint that
  * verifies (damaged ones are described in `damaged`, a line each, and moved aside), reads its
  * cursor, and makes the journal agree. run and journal must outlive it.
  */
@@ -77,8 +81,8 @@ int commits_saved(struct pending *p, int rank, const struct saved_report *r);
 int pending_complete(const struct pending *p);
 
 /*
- * Commits p (complete, without an error) and forgets it. After a failure p is still there and the
- * last commit is what it was.
+ * Commits p (complete, without an error) and forgets it. After a failure p is still there, its
+ * directory has no manifest, and the last commit is what it was.
  */
 int commits_commit(struct commits *c, struct pending *p, uint32_t run_epoch, struct err *e);
 

@@ -82,6 +82,17 @@ void complain(struct scheduler *s, const char *fmt, ...)
             (unsigned long long)n);
 }
 
+void record(struct scheduler *s, json_t *line)
+{
+    struct err e = {0};
+    int failing = metrics_write(&s->metrics, line, &e) < 0;
+    if (failing && !s->metrics_failing)
+        say(s, LOG_WARN, "metrics", "%s; training goes on, the lines wait in memory", e.msg);
+    else if (!failing && s->metrics_failing)
+        say(s, LOG_INFO, "metrics", "%s is written again", s->metrics.path);
+    s->metrics_failing = failing;
+}
+
 void post(struct scheduler *s, const char *peer, int type, uint64_t request_id, json_t *body)
 {
     CHECK(body);
@@ -146,13 +157,12 @@ void conclude(struct scheduler *s, int state, int exit_code, const char *fmt, ..
 
 static int start_epoch(struct scheduler *s, int64_t now_ms, struct err *e)
 {
-    int rc = journal_next_epoch(s->journal, &s->epoch, e);
-    if (rc == 0 && s->commits.last > 0) {
+    int rc = journal_next_epoch(s->journal, s->commits.run_epoch, &s->epoch, e);
+    if (rc == 0)
         rc = jobs_drop_after(&s->jobs, s->commits.last, e);
-        /* For a commit that was made just before a kill. */
-        if (rc == 0)
-            rc = jobs_add_for(&s->jobs, s->commits.last, s->commits.manifest_sha256, e);
-    }
+    /* For a commit that was made just before a kill. */
+    if (rc == 0 && s->commits.last > 0)
+        rc = jobs_add_for(&s->jobs, s->commits.last, s->commits.manifest_sha256, e);
     if (rc < 0)
         return rc;
     s->steps.granted = s->commits.last;
@@ -190,6 +200,13 @@ static int open_files(struct scheduler *s, struct buf *damaged, struct err *e)
     int rc = journal_open(journal, &s->journal, e);
     if (rc == 0)
         rc = journal_epoch(s->journal, &s->epoch, e);
+    if (rc == ERR_CORRUPT) {
+        struct err why = *e;
+        err_set(e, rc,
+            "%s; move %s away: the run then goes on from its last checkpoint, without the eval "
+            "results and events that are in there",
+            why.msg, journal);
+    }
     if (rc == 0)
         rc = commits_open(&s->commits, s->run, s->journal, damaged, e);
     if (rc == 0)
@@ -423,7 +440,6 @@ static double pass_loss(const json_t *result, size_t pass)
 /* A result is news: into metrics.jsonl, and a warning where more passes make it worse. */
 static void tell_result(struct scheduler *s, const char *id, const json_t *result)
 {
-    struct err e = {0};
     for (int i = 0; i < s->jobs.count; i++) {
         const struct job *job = &s->jobs.list[i];
         if (strcmp(job->id, id) != 0)
@@ -431,8 +447,7 @@ static void tell_result(struct scheduler *s, const char *id, const json_t *resul
         json_t *line = json_pack("{s:s, s:I, s:I, s:s, s:s, s:O}", "kind", "eval", "step",
             (json_int_t)job->step, "run_epoch", (json_int_t)s->epoch, "suite",
             suite_name(job->suite), "regime", regime_name(job->regime), "result", result);
-        if (metrics_write(&s->metrics, line, &e) < 0)
-            say(s, LOG_WARN, "metrics", "eval result: %s", e.msg);
+        record(s, line);
         double two = pass_loss(result, 2), three = pass_loss(result, 3);
         if (job->suite == SUITE_LOSS && two > 0 && three > two)
             say(s, LOG_WARN, "passes",

@@ -88,6 +88,7 @@ struct scheduler {
     struct members members;
     struct steps steps;
     struct metrics metrics;
+    int metrics_failing; /* the last line could not be written */
     struct progress progress;
     uint32_t epoch;
     int state, exit_code;
@@ -135,6 +136,8 @@ void say(struct scheduler *s, enum log_level level, const char *kind, const char
     __attribute__((format(printf, 4, 5)));
 /* The same for what others send wrongly: not in the journal, and ever fewer lines of a flood. */
 void complain(struct scheduler *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Into metrics.jsonl; steals line. A failure is said once, and when it is over. */
+void record(struct scheduler *s, json_t *line);
 /* Queues a message; steals body. */
 void post(struct scheduler *s, const char *peer, int type, uint64_t request_id, json_t *body);
 /* To all of a role (ROLE_COUNT: to all). */

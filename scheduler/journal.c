@@ -1,15 +1,16 @@
 #include "scheduler/journal.h"
 
-#include <errno.h>
 #include <lmdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/check.h"
 #include "common/field.h"
 #include "common/fs.h"
+#include "common/lmdb_err.h"
 #include "common/mem.h"
 
 #define MAP_BYTES ((size_t)1 << 30) /* address space, not disk */
@@ -28,19 +29,6 @@ struct journal {
     MDB_dbi tables[TABLE_COUNT];
     char *dir;
 };
-
-/* LMDB's codes become ours here and nowhere else. */
-static int lmdb_error(const struct journal *j, int rc, const char *what, struct err *e)
-{
-    int code = ERR_IO;
-    if (rc == MDB_MAP_FULL || rc == ENOSPC || rc == ENOMEM)
-        code = ERR_NOMEM;
-    else if (rc == MDB_CORRUPTED || rc == MDB_INVALID || rc == MDB_PAGE_NOTFOUND)
-        code = ERR_CORRUPT;
-    else if (rc == MDB_VERSION_MISMATCH)
-        code = ERR_MISMATCH;
-    return err_set(e, code, "%s: %s: %s", j->dir, what, mdb_strerror(rc));
-}
 
 /* -- keys and values -- */
 
@@ -77,7 +65,7 @@ static MDB_val *key_text(struct key *k, const char *text)
 static int begin(struct journal *j, int read_only, MDB_txn **txn, struct err *e)
 {
     int rc = mdb_txn_begin(j->env, NULL, read_only ? MDB_RDONLY : 0, txn);
-    return rc ? lmdb_error(j, rc, "begin", e) : 0;
+    return rc ? lmdb_err(e, rc, j->dir, "begin") : 0;
 }
 
 /* Commits when rc is 0, otherwise gives everything of it up; returns rc or the commit's error. */
@@ -88,7 +76,7 @@ static int end(struct journal *j, MDB_txn *txn, int rc, struct err *e)
         return rc;
     }
     int lmdb = mdb_txn_commit(txn);
-    return lmdb ? lmdb_error(j, lmdb, "commit", e) : rc;
+    return lmdb ? lmdb_err(e, lmdb, j->dir, "commit") : rc;
 }
 
 /* 1: stored; 0: if_absent and there was one. */
@@ -103,7 +91,7 @@ static int put(struct journal *j, MDB_txn *txn, enum table t, MDB_val *key, cons
     free(text);
     if (rc == MDB_KEYEXIST)
         return 0;
-    return rc ? lmdb_error(j, rc, table_names[t], e) : 1;
+    return rc ? lmdb_err(e, rc, j->dir, table_names[t]) : 1;
 }
 
 static json_t *parse(const struct journal *j, enum table t, const MDB_val *v, struct err *e)
@@ -126,7 +114,7 @@ static json_t *get(struct journal *j, enum table t, MDB_val *key, struct err *e)
     if (rc == 0)
         out = parse(j, t, &v, e);
     else if (rc != MDB_NOTFOUND)
-        lmdb_error(j, rc, table_names[t], e);
+        lmdb_err(e, rc, j->dir, table_names[t]);
     mdb_txn_abort(txn);
     return out;
 }
@@ -156,7 +144,7 @@ static json_t *get_all(struct journal *j, enum table t, int max, struct err *e)
     if (rc == MDB_NOTFOUND || (rc == 0 && max && json_array_size(out) == (size_t)max))
         return out;
     if (rc)
-        lmdb_error(j, rc, table_names[t], e);
+        lmdb_err(e, rc, j->dir, table_names[t]);
 fail:
     json_decref(out);
     return NULL;
@@ -184,9 +172,31 @@ static int open_tables(struct journal *j, struct err *e)
     for (int t = 0; rc == 0 && t < TABLE_COUNT; t++) {
         int lmdb = mdb_dbi_open(txn, table_names[t], MDB_CREATE, &j->tables[t]);
         if (lmdb)
-            rc = lmdb_error(j, lmdb, table_names[t], e);
+            rc = lmdb_err(e, lmdb, j->dir, table_names[t]);
     }
     return end(j, txn, rc, e);
+}
+
+/*
+ * A file that was cut off faults where LMDB reads behind its end. Zeros there are no page of
+ * LMDB's: reading one is an error. (Free pages at the end may rightly never have been written.)
+ */
+static int fill_end(const struct journal *j, struct err *e)
+{
+    MDB_envinfo info;
+    MDB_stat stat;
+    mdb_filehandle_t fd;
+    int lmdb = mdb_env_info(j->env, &info);
+    if (!lmdb)
+        lmdb = mdb_env_stat(j->env, &stat);
+    if (!lmdb)
+        lmdb = mdb_env_get_fd(j->env, &fd);
+    if (lmdb)
+        return lmdb_err(e, lmdb, j->dir, "open");
+    off_t pages = (off_t)(info.me_last_pgno + 1) * stat.ms_psize, end = lseek(fd, 0, SEEK_END);
+    if (end < 0 || (end < pages && ftruncate(fd, pages) < 0))
+        return err_errno(e, "%s", j->dir);
+    return 0;
 }
 
 int journal_open(const char *dir, struct journal **out, struct err *e)
@@ -205,8 +215,10 @@ int journal_open(const char *dir, struct journal **out, struct err *e)
         if (!lmdb)
             lmdb = mdb_env_open(j->env, dir, MDB_NOLOCK, 0600);
         if (lmdb)
-            rc = lmdb_error(j, lmdb, "open", e);
+            rc = lmdb_err(e, lmdb, j->dir, "open");
     }
+    if (rc == 0)
+        rc = fill_end(j, e);
     if (rc == 0)
         rc = open_tables(j, e);
     if (rc == 0)
@@ -246,11 +258,13 @@ int journal_epoch(struct journal *j, uint32_t *epoch, struct err *e)
     return 0;
 }
 
-int journal_next_epoch(struct journal *j, uint32_t *epoch, struct err *e)
+int journal_next_epoch(struct journal *j, uint32_t above, uint32_t *epoch, struct err *e)
 {
     struct key k;
     uint32_t last = 0;
     int rc = journal_epoch(j, &last, e);
+    if (last < above)
+        last = above;
     if (rc == 0 && last == UINT32_MAX)
         rc = err_set(e, ERR_STATE, "%s: the run epochs are used up", j->dir);
     if (rc == 0)
@@ -268,11 +282,11 @@ static int last_number(
     MDB_val key, v;
     int rc = mdb_cursor_open(txn, j->tables[t], &cursor);
     if (rc)
-        return lmdb_error(j, rc, table_names[t], e);
+        return lmdb_err(e, rc, j->dir, table_names[t]);
     rc = mdb_cursor_get(cursor, &key, &v, MDB_LAST);
     *number = rc == 0 ? number_of(&key) : 0;
     mdb_cursor_close(cursor);
-    return rc && rc != MDB_NOTFOUND ? lmdb_error(j, rc, table_names[t], e) : 0;
+    return rc && rc != MDB_NOTFOUND ? lmdb_err(e, rc, j->dir, table_names[t]) : 0;
 }
 
 int journal_event(
@@ -330,14 +344,14 @@ static int drop_after(struct journal *j, MDB_txn *txn, int64_t step, struct err 
     struct key k;
     int rc = mdb_cursor_open(txn, j->tables[COMMITS], &cursor);
     if (rc)
-        return lmdb_error(j, rc, "commits", e);
+        return lmdb_err(e, rc, j->dir, "commits");
     key_number(&k, (uint64_t)(step + 1));
     for (rc = mdb_cursor_get(cursor, &k.val, &v, MDB_SET_RANGE); rc == 0;
          rc = mdb_cursor_get(cursor, &k.val, &v, MDB_NEXT))
         if ((rc = mdb_cursor_del(cursor, 0)))
             break;
     mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : lmdb_error(j, rc, "commits", e);
+    return rc == MDB_NOTFOUND ? 0 : lmdb_err(e, rc, j->dir, "commits");
 }
 
 int journal_drop_commits_after(struct journal *j, int64_t step, struct err *e)

@@ -28,8 +28,8 @@ void journal_close(struct journal **j);
 
 /* The last run epoch; 0 before the first. */
 int journal_epoch(struct journal *j, uint32_t *epoch, struct err *e);
-/* One more, durably. */
-int journal_next_epoch(struct journal *j, uint32_t *epoch, struct err *e);
+/* One more, and more than `above`, durably. */
+int journal_next_epoch(struct journal *j, uint32_t above, uint32_t *epoch, struct err *e);
 
 int journal_event(
     struct journal *j, uint32_t run_epoch, const char *kind, const char *text, struct err *e);

@@ -46,7 +46,7 @@ static void new_epoch(struct scheduler *s, const char *why)
     struct err e = {0};
     int world = members_count(&s->members, ROLE_TRAINER) ? s->steps.world : 0;
     int64_t lost = s->steps.granted - s->commits.last;
-    if (journal_next_epoch(s->journal, &s->epoch, &e) < 0) {
+    if (journal_next_epoch(s->journal, s->epoch, &s->epoch, &e) < 0) {
         conclude(s, RUN_FAILED, EXIT_RESTART, "the run epoch cannot be recorded: %s", e.msg);
         return;
     }
@@ -223,7 +223,6 @@ static json_t *losses_json(const struct step_report *r)
 
 static void write_metrics(struct scheduler *s, const struct step_report *r)
 {
-    struct err e = {0};
     char ids[20], content[20];
     snprintf(ids, sizeof ids, "%016llx", (unsigned long long)r->digest.ids);
     snprintf(content, sizeof content, "%016llx", (unsigned long long)r->digest.content);
@@ -235,8 +234,7 @@ static void write_metrics(struct scheduler *s, const struct step_report *r)
         json_real_or_null(r->grad_norm), "lr", r->lr, "tokens", (json_int_t)r->tokens, "rows",
         (json_int_t)r->rows, "seconds", r->seconds, "wait_seconds", r->wait_seconds, "skipped",
         r->skipped, "ids", ids, "content", content, "chain", s->steps.cursor.chain);
-    if (metrics_write(&s->metrics, line, &e) < 0)
-        say(s, LOG_WARN, "metrics", "step %lld: %s", (long long)r->step, e.msg);
+    record(s, line);
 }
 
 static void note_progress(struct scheduler *s, const struct step_report *r, int64_t now_ms)

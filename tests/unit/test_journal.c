@@ -52,14 +52,36 @@ static void test_epochs(void **state)
     assert_int_equal(journal_epoch(j, &epoch, &e), 0);
     assert_int_equal(epoch, 0);
     for (uint32_t i = 1; i <= 3; i++) {
-        assert_int_equal(journal_next_epoch(j, &epoch, &e), 0);
+        assert_int_equal(journal_next_epoch(j, 0, &epoch, &e), 0);
         assert_int_equal(epoch, i);
     }
     journal_close(&j);
     j = open_it();
-    assert_int_equal(journal_next_epoch(j, &epoch, &e), 0);
+    assert_int_equal(journal_next_epoch(j, 0, &epoch, &e), 0);
     assert_int_equal(epoch, 4);
     journal_close(&j);
+}
+
+/* Cut off, a file is refused; that it faults where it is read would end the scheduler. */
+static void test_cut_off(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char path[300];
+    snprintf(path, sizeof path, "%s/data.mdb", dir);
+    struct journal *j = open_it();
+    for (int i = 0; i < 500; i++)
+        assert_int_equal(journal_event(j, 1, "test", "an event", &e), 0);
+    journal_close(&j);
+    assert_int_equal(truncate(path, 3 * 4096 + 100), 0);
+    int rc = journal_open(dir, &j, &e);
+    if (rc == 0) {
+        json_t *events = journal_events(j, 0, &e);
+        assert_null(events);
+        rc = e.code;
+        journal_close(&j);
+    }
+    assert_int_equal(rc, ERR_CORRUPT);
 }
 
 static void test_events_and_state(void **state)
@@ -210,6 +232,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_epochs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_events_and_state, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_cut_off, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_commits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_put_if_absent, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_kill, set_up, tear_down),
