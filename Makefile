@@ -176,7 +176,8 @@ build/lint/%.c.ok: %.c .clang-tidy tests/analyzer.h | build/lint/include/omp.h
 	@mkdir -p $(@D)
 	@echo "lint $<"
 	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -I. -D__GNUC__ \
-	    --enable=warning,performance,portability --suppress=missingIncludeSystem --suppress=invalidFunctionArg --suppress=uninitvar \
+	    --enable=warning,performance,portability --suppress=missingIncludeSystem \
+	    --suppress=invalidFunctionArg --suppress=uninitvar \
 	    --library=tests/cppcheck.cfg $<
 	@clang-tidy --quiet --warnings-as-errors='*' $< -- $(TIDY_FLAGS) \
 	    $(if $(filter common/err.c,$<),,-include tests/analyzer.h) 2>/dev/null
