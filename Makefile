@@ -118,12 +118,12 @@ demo: ## from real text to an evaluated checkpoint on this machine (about 6 minu
 	@ops/demo
 
 test: ## install what is missing, build, run every test
-	@ops/setup
+	@ops/setup --test
 	+@$(SUBMAKE) all tests-build
 	@tests/all build/release
 
 san: ## the unit tests under the address and undefined-behaviour sanitizers
-	@ops/setup
+	@ops/setup --test
 	+@$(SUBMAKE) FLAVOUR=san tests-build
 	@tests/all --unit build/san
 
