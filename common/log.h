@@ -15,7 +15,10 @@ enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 void log_init(const char *daemon, int rank);
 void log_set_level(enum log_level min);
 
-/* fields is a printf format of `key=value` pairs, may be NULL. */
+/*
+ * fields is a printf format of `key=value` pairs, may be NULL. A text goes in quotation marks,
+ * key=\"%s\", and is escaped there. Widths and precisions are numbers in the format, not arguments.
+ */
 void log_line(enum log_level level, const char *msg, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -85,7 +85,8 @@ static int build(const char *path, const char *parent, const struct config *c, c
     if (rc < 0)
         fs_remove_tree(tmp, NULL);
     free(tmp);
-    return rc;
+    /* Another launch was quicker: its directory is as good as ours, or refused by what is in it. */
+    return rc < 0 && fs_exists(path) ? 0 : rc;
 }
 
 /* Adds " (train.steps: 100 there, 200 here; …)" for keys that differ between two plans, a few of
@@ -150,7 +151,7 @@ int rundir_create(const struct config *c, struct rundir *out, int *existed, stru
     } else {
         rc = build(path, parent, c, &p, e);
         if (rc == 0)
-            rc = rundir_open(path, out, e);
+            rc = open_same(path, &p, out, e);
     }
 out:
     free(path);

@@ -18,7 +18,6 @@
 #define LONGEST_DELAY 30.0
 #define SETTLED       60.0
 #define EXIT_RESTART  111
-#define TAIL_BYTES    65536
 
 static int log_open(const char *log_dir, const char *name, struct err *e)
 {
@@ -60,8 +59,10 @@ static void become(const struct child *c, int log, pid_t parent)
 int child_start(struct child *c, const char *log_dir, struct err *e)
 {
     int log = log_open(log_dir, c->name, e);
+    struct stat st;
     if (log < 0)
         return log;
+    c->log_from = fstat(log, &st) == 0 ? st.st_size : 0;
     pid_t parent = getpid(), pid = fork();
     if (pid == 0)
         become(c, log, parent);
@@ -83,11 +84,14 @@ enum child_verdict child_ended(struct child *c, int status, double now)
         return CHILD_LEFT;
     if (WIFEXITED(status) && WEXITSTATUS(status) != EXIT_RESTART)
         return CHILD_FATAL;
-    if (c->delay <= 0 || now - c->started_at >= SETTLED)
+    if (c->delay <= 0 || now - c->started_at >= SETTLED) {
         c->delay = FIRST_DELAY;
+        c->deaths = 0;
+    }
+    if (++c->deaths >= CHILD_MAX_DEATHS)
+        return CHILD_FATAL;
     c->state = CHILD_WAITING;
     c->restart_at = now + c->delay;
-    c->restarts++;
     c->delay = c->delay * 2 < LONGEST_DELAY ? c->delay * 2 : LONGEST_DELAY;
     return CHILD_RESTART;
 }
@@ -111,47 +115,4 @@ void child_end_words(int status, char out[64])
         snprintf(out, 64, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
         snprintf(out, 64, "exit %d", WEXITSTATUS(status));
-}
-
-/* Reads the last TAIL_BYTES of a file; what cannot be read is empty. */
-static void file_tail(const char *path, struct buf *out)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    buf_clear(out);
-    if (fd < 0)
-        return;
-    if (fstat(fd, &st) == 0 && st.st_size > TAIL_BYTES)
-        lseek(fd, st.st_size - TAIL_BYTES, SEEK_SET);
-    buf_reserve(out, TAIL_BYTES + 1);
-    ssize_t n;
-    while (out->len < TAIL_BYTES && (n = read(fd, out->data + out->len, TAIL_BYTES - out->len)) > 0)
-        out->len += (size_t)n;
-    out->data[out->len] = 0;
-    close(fd);
-}
-
-static int tells_error(const char *line)
-{
-    return strstr(line, "level=error") || strncmp(line, "fb-", 3) == 0 || strstr(line, ": bug: ") ||
-           strstr(line, "ERROR: ");
-}
-
-void log_last_error(const char *path, struct buf *out)
-{
-    struct buf tail = BUF_INIT;
-    const char *best = NULL;
-    char *save = NULL;
-    int best_is_error = 0;
-    file_tail(path, &tail);
-    buf_clear(out);
-    for (char *line = tail.len ? strtok_r(tail.data, "\n", &save) : NULL; line;
-         line = strtok_r(NULL, "\n", &save)) {
-        int is_error = tells_error(line);
-        if (is_error || !best_is_error)
-            best = line;
-        best_is_error |= is_error;
-    }
-    buf_add_str(out, best ? best : "");
-    buf_release(&tail);
 }

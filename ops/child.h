@@ -6,8 +6,9 @@
  *     if (child_ended(&c, status, now) == CHILD_RESTART)
  *         … when now ≥ c.restart_at: child_start() again
  *
- * What an exit means: 0 it left; 111 or a signal: restart it; anything else (1, 2, 100): do not,
- * and the run stops. A child dies with its parent and leaves its terminal's Ctrl-C to the parent.
+ * What an exit means: 0 it left; 111 or a signal: restart it, until it has died too often one
+ * after the other; anything else (1, 2, 100): do not, and the run stops. A child dies with its
+ * parent and leaves its terminal's Ctrl-C to the parent.
  */
 #ifndef OPS_CHILD_H
 #define OPS_CHILD_H
@@ -17,8 +18,9 @@
 #include "common/err.h"
 #include "common/mem.h"
 
-#define CHILD_MAX_ARGS  12
-#define CHILD_LOG_BYTES (16u << 20) /* a log over this is moved to NAME.log.1 at the next start */
+#define CHILD_MAX_ARGS   12
+#define CHILD_MAX_DEATHS 20          /* in about eight minutes */
+#define CHILD_LOG_BYTES  (16u << 20) /* a log over this is moved to NAME.log.1 at the next start */
 
 enum child_state { CHILD_OUT, CHILD_RUNNING, CHILD_WAITING };
 enum child_verdict { CHILD_LEFT, CHILD_RESTART, CHILD_FATAL };
@@ -29,8 +31,9 @@ struct child {
     int nice;                   /* added to the niceness */
     enum child_state state;
     pid_t pid;
-    int status; /* of waitpid, when it ended last */
-    int restarts;
+    int status;                    /* of waitpid, when it ended last */
+    int deaths;                    /* one after the other, none a minute after its start */
+    off_t log_from;                /* where in its log this life begins */
     double delay;                  /* back-off before the next restart, seconds */
     double started_at, restart_at; /* clock_seconds() */
 };
@@ -49,9 +52,5 @@ void child_release(struct child *c);               /* frees argv */
 
 /* "exit 111", "signal 9 (Killed)" */
 void child_end_words(int status, char out[64]);
-
-/* The last line of a log that tells of an error (level=error, or "name: …"), else its last line;
- * empty when there is none. */
-void log_last_error(const char *path, struct buf *out);
 
 #endif

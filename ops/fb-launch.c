@@ -13,10 +13,11 @@
 #include <unistd.h>
 
 #include "common/fs.h"
+#include "common/process.h"
 #include "common/mem.h"
 #include "common/rundir.h"
 #include "common/version.h"
-#include "ops/child.h"
+#include "ops/last_error.h"
 #include "ops/supervisor.h"
 #include "ops/view.h"
 
@@ -208,7 +209,7 @@ static int wait_ready(const struct rundir *run, pid_t pid, int fd, struct err *e
     }
     struct buf last = BUF_INIT;
     char *log = rundir_path(run, "logs/launch.log");
-    log_last_error(log, &last);
+    last_error(log, 0, &last);
     err_set(e, ERR_STATE, "%s", last.len ? last.data : "the background process ended");
     buf_release(&last);
     free(log);
@@ -279,6 +280,7 @@ int main(int argc, char **argv)
     struct rundir run;
     struct err e = {0};
     char bin_dir[PATH_MAX];
+    process_open_streams();
     int status = read_arguments(argc, argv, &a);
     if (status >= 0)
         return status;
@@ -289,5 +291,5 @@ int main(int argc, char **argv)
     setenv("OMP_WAIT_POLICY", "passive", 0);
     status = launch(&a, bin_dir, &run);
     rundir_release(&run);
-    return status;
+    return status == 0 && process_flush_output(&e) < 0 ? failed(&e) : status;
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/process.h"
 #include "common/version.h"
 #include "ops/control.h"
 #include "ops/screen.h"
@@ -128,6 +129,7 @@ int main(int argc, char **argv)
     struct view v;
     struct control *c = NULL;
     struct err e = {0};
+    process_open_streams();
     int status = read_arguments(argc, argv, &a);
     if (status >= 0)
         return status;
@@ -142,6 +144,8 @@ int main(int argc, char **argv)
         rc = refresh(&v, c, &e);
     if (rc >= 0)
         rc = a.stop ? stop(&v, c, &e) : a.watch ? watch(&v, c, &e) : show(&v, a.json);
+    if (rc >= 0)
+        rc = process_flush_output(&e);
     if (rc < 0)
         fprintf(stderr, "fb-status: %s\n", e.msg);
     control_free(&c);

@@ -13,6 +13,7 @@
 #include "common/fs.h"
 #include "ops/child.h"
 #include "ops/control.h"
+#include "ops/last_error.h"
 
 #define MAX_CHILDREN   64
 #define STATUS_SECONDS 0.5
@@ -149,10 +150,11 @@ static void fatal(struct supervisor *s, const struct child *c)
     struct buf last = BUF_INIT;
     char how[64], *log = mem_printf("%s/%s.log", s->logs, c->name);
     child_end_words(c->status, how);
-    log_last_error(log, &last);
+    last_error(log, c->log_from, &last);
     if (s->rc == 0)
-        s->rc = err_set(s->e, ERR_STATE, "%s ended with %s and is not to be restarted: %s (%s)",
-            c->name, how, last.len ? last.data : "it says nothing", log);
+        s->rc = err_set(s->e, ERR_STATE, "%s ended with %s%s and is not to be restarted: %s (%s)",
+            c->name, how, c->deaths < CHILD_MAX_DEATHS ? "" : " once too often",
+            last.len ? last.data : "it says nothing", log);
     buf_release(&last);
     free(log);
     enter(s, TERMINATING, TERM_SECONDS);
@@ -160,10 +162,14 @@ static void fatal(struct supervisor *s, const struct child *c)
 
 static void restart_later(struct supervisor *s, struct child *c, double now)
 {
-    char how[64];
+    struct buf last = BUF_INIT;
+    char how[64], *log = mem_printf("%s/%s.log", s->logs, c->name);
     child_end_words(c->status, how);
-    screen_say(s->screen, "%s ended with %s; starting it again in %.1f s (%s/%s.log)", c->name, how,
-        c->restart_at - now, s->logs, c->name);
+    last_error(log, c->log_from, &last);
+    screen_say(s->screen, "%s ended with %s; starting it again in %.1f s: %s (%s)", c->name, how,
+        c->restart_at - now, last.len ? last.data : "it says nothing", log);
+    buf_release(&last);
+    free(log);
 }
 
 static void child_gone(struct supervisor *s, struct child *c, int status)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/process.h"
 #include "common/rundir.h"
 #include "common/version.h"
 #include "scheduler/serve.h"
@@ -31,6 +32,7 @@ int main(int argc, char **argv)
         {0},
     };
     const char *dir = NULL;
+    process_open_streams();
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (o == 'h' || o == 'v') {
             fputs(o == 'h' ? usage : "fb-scheduler " FULLBAND_VERSION "\n", stdout);

@@ -4,6 +4,7 @@
 
 #include "common/args.h"
 #include "common/log.h"
+#include "common/process.h"
 #include "common/version.h"
 #include "trainer/loop.h"
 
@@ -62,6 +63,7 @@ int main(int argc, char **argv)
 {
     struct loop_settings settings;
     struct err e = {0};
+    process_open_streams();
     int status = parse(argc, argv, &settings);
     if (status >= 0)
         return status;

@@ -17,6 +17,7 @@
 
 #include "common/fs.h"
 #include "ops/child.h"
+#include "ops/last_error.h"
 
 static char *dir;
 
@@ -75,13 +76,17 @@ static void backoff(void **state)
         now += 1; /* it ran for a second */
         child_ended(&c, SIGKILL, now);
         assert_true(fabs(c.restart_at - now - expected[i]) < 1e-9);
-        assert_int_equal(c.restarts, (int)i + 1);
+        assert_int_equal(c.deaths, (int)i + 1);
         now = c.restart_at;
     }
     c.started_at = now;
     now += 61; /* and now for a minute: it starts over */
     child_ended(&c, EXITED(111), now);
     assert_true(fabs(c.restart_at - now - 0.5) < 1e-9);
+    c.started_at = now;
+    for (int i = 2; i < CHILD_MAX_DEATHS; i++)
+        assert_int_equal(child_ended(&c, EXITED(111), now), CHILD_RESTART);
+    assert_int_equal(child_ended(&c, EXITED(111), now), CHILD_FATAL);
 }
 
 static int run_shell(struct child *c, const char *script)
@@ -155,28 +160,34 @@ static void rotation(void **state)
     free(path);
 }
 
-static void last_error(void **state)
+static void last_errors(void **state)
 {
     static const struct {
         const char *log, *found;
     } cases[] = {
         {"", ""},
         {"a\nb\n", "b"},
-        {"ts=1 level=error msg=\"bad shard\"\nts=2 level=info msg=bye\n",
-            "ts=1 level=error msg=\"bad shard\""},
+        {"ts=1 level=error msg=\"bad shard\"\nts=2 level=info msg=bye\n", "bad shard"},
+        {"ts=1 level=error msg=\"it failed\" step=3 why=\"no \\\"x\\\" in a\\\\b\" text=\"y\"\n",
+            "it failed: no \"x\" in a\\b"},
+        {"ts=1 level=error msg=\"a why=\\\"b\" rank=1\n", "a why=\"b"},
         {"ts=1 level=error msg=x\nfb-loader: shard 3: checksum\nbye",
             "fb-loader: shard 3: checksum"},
     };
     struct buf line = BUF_INIT;
     char *path = mem_printf("%s/some.log", dir);
     (void)state;
-    log_last_error(path, &line);
+    last_error(path, 0, &line);
     assert_int_equal(line.len, 0);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(fs_write_atomic(path, cases[i].log, strlen(cases[i].log), NULL), 0);
-        log_last_error(path, &line);
+        last_error(path, 0, &line);
         assert_string_equal(line.len ? line.data : "", cases[i].found);
     }
+    last_error(
+        path, (off_t)strlen(cases[i - 1].log) - 3, &line); /* an earlier life does not count */
+    assert_string_equal(line.data, "bye");
     buf_release(&line);
     free(path);
 }
@@ -189,7 +200,7 @@ int main(void)
         cmocka_unit_test(processes),
         cmocka_unit_test(missing_program),
         cmocka_unit_test(rotation),
-        cmocka_unit_test(last_error),
+        cmocka_unit_test(last_errors),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
