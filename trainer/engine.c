@@ -10,7 +10,6 @@
 #include "common/check.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
-#include "trainer/plan_costs.h"
 
 #define MXCSR_FLUSH_TO_ZERO      0x8000u
 #define MXCSR_DENORMALS_ARE_ZERO 0x0040u
@@ -19,7 +18,7 @@
 struct engine {
     const struct plan *plan;
     int rank, world;
-    struct model_limits limits;
+    struct plan_memory memory;
     struct device *device;
     struct model *model;
     struct optimizer *optimizer;
@@ -57,14 +56,17 @@ int engine_new(const struct engine_settings *settings, struct engine **out, stru
     static const enum recompute none[CONFIG_MAX_PASSES];
     const enum recompute *recompute = settings->recompute ? settings->recompute : none;
     struct optimizer_settings optim = optimizer_settings_of(settings->plan);
-    g->limits = plan_model_limits(settings->plan, recompute);
+    struct model_limits limits = plan_model_limits(settings->plan, recompute);
     g->plan = settings->plan;
     g->rank = settings->rank;
     g->world = settings->world;
     int rc = device_cpu_new(settings->threads, &g->device, e);
+    if (rc == 0)
+        rc = plan_memory_make(settings->plan, recompute, g->device,
+            (struct plan_rank){settings->rank, settings->world}, &g->memory, e);
     if (rc == 0) {
         flush_denormals(g->device->threads);
-        rc = model_new(g->device, &g->plan->c.model, &g->limits, &g->model, e);
+        rc = model_new(g->device, &g->plan->c.model, &limits, &g->model, e);
     }
     if (rc == 0)
         rc = optimizer_new(g->device, model_weights(g->model), &optim, &g->optimizer, e);
@@ -278,13 +280,9 @@ const struct weight_table *engine_weights(const struct engine *g)
     return model_weights(g->model);
 }
 
-void engine_memory(const struct engine *g, struct engine_memory *out)
+void engine_memory(const struct engine *g, struct plan_memory *out)
 {
-    model_memory_estimate(g->device, &g->plan->c.model, &g->limits, &out->model);
-    optimizer_memory_of(
-        model_weights(g->model), g->plan->c.optim.kind, g->rank, g->world, &out->optimizer);
-    out->passes = g->limits.passes;
-    out->sharing = model_shares_prefixes(g->model);
+    *out = g->memory;
 }
 
 int engine_threads(const struct engine *g)

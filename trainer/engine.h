@@ -16,6 +16,7 @@
 #include "common/plan.h"
 #include "kernels/model.h"
 #include "trainer/feed.h"
+#include "trainer/plan_memory.h"
 #include "trainer/saver.h"
 
 struct engine;
@@ -64,14 +65,8 @@ int engine_step(struct engine *g, struct feed *f, int64_t step, engine_abandon_f
 struct saver_source engine_source(const struct engine *g);
 const struct weight_table *engine_weights(const struct engine *g);
 
-/* Memory by purpose, bytes. */
-struct engine_memory {
-    struct model_memory model;
-    struct optimizer_memory optimizer;
-    int passes;  /* sets of activations */
-    int sharing; /* 1: prefixes are shared */
-};
-void engine_memory(const struct engine *g, struct engine_memory *out);
+/* What was planned. */
+void engine_memory(const struct engine *g, struct plan_memory *out);
 int engine_threads(const struct engine *g);
 
 #endif

@@ -50,6 +50,20 @@ static int64_t now_ms(void)
     return (int64_t)(clock_seconds() * 1e3);
 }
 
+/* Of one micro-batch as it comes over the wire. */
+static size_t batch_bytes(const struct plan *p)
+{
+    size_t rows = (size_t)p->c.train.micro_rows, seq = (size_t)p->c.data.seq_len;
+    return 64 + rows * 8 + rows * (seq + 1) * 4 + rows * seq;
+}
+
+/* Steps that the credit allows: at least one. */
+static size_t steps_that_fit(size_t step_bytes, int steps_ahead, size_t byte_cap)
+{
+    size_t fit = byte_cap / step_bytes;
+    return fit < 1 ? 1 : fit < (size_t)steps_ahead ? fit : (size_t)steps_ahead;
+}
+
 static int arrays_new(struct feed *f, struct err *e)
 {
     size_t rows = (size_t)f->plan->c.train.micro_rows, seq = (size_t)f->plan->c.data.seq_len;
@@ -62,7 +76,7 @@ static int arrays_new(struct feed *f, struct err *e)
     f->noise_keys = mem_try_array(rows * extra, sizeof *f->noise_keys);
     if (!f->tokens || !f->targets || !f->masks || !f->noise_keys)
         return err_set(e, ERR_NOMEM, "feed: no memory for a micro-batch of %zu tokens", n);
-    f->batch_bytes = 64 + rows * 8 + rows * (seq + 1) * 4 + n;
+    f->batch_bytes = batch_bytes(f->plan);
     return 0;
 }
 
@@ -84,10 +98,7 @@ int feed_new(struct bus *bus, const char *sock, const char *identity,
     int rc = arrays_new(f, e);
     if (rc == 0) {
         size_t step_bytes = f->batch_bytes * (size_t)f->per_rank;
-        size_t fit = settings->byte_cap / step_bytes;
-        f->steps_ahead = fit < 1                               ? 1
-                         : fit < (size_t)settings->steps_ahead ? (int)fit
-                                                               : settings->steps_ahead;
+        f->steps_ahead = (int)steps_that_fit(step_bytes, settings->steps_ahead, settings->byte_cap);
         f->slots = mem_array((size_t)f->steps_ahead * (size_t)f->per_rank, sizeof *f->slots);
         rc = endpoint_connect(bus, f->sock, f->identity, &f->endpoint, e);
         f->heard_ms = now_ms();
@@ -425,9 +436,12 @@ const struct feed_stats *feed_stats_of(const struct feed *f)
     return &f->stats;
 }
 
-size_t feed_memory_bytes(const struct feed *f)
+size_t feed_planned_bytes(const struct plan *p, int world)
 {
-    size_t n = (size_t)f->plan->c.train.micro_rows * (size_t)f->plan->c.data.seq_len;
-    size_t extra = (size_t)plan_max_passes(f->plan) - 1;
-    return n * (8 + extra) + (size_t)slot_count(f) * f->batch_bytes;
+    size_t micros = (size_t)(p->c.train.batch_rows / p->c.train.micro_rows);
+    size_t per_rank = (micros + (size_t)world - 1) / (size_t)world;
+    size_t n = (size_t)p->c.train.micro_rows * (size_t)p->c.data.seq_len;
+    size_t extra = (size_t)plan_max_passes(p) - 1;
+    size_t held = steps_that_fit(batch_bytes(p) * per_rank, FEED_STEPS_AHEAD, FEED_BYTE_CAP);
+    return n * (8 + extra) + held * per_rank * batch_bytes(p);
 }

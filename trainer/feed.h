@@ -77,7 +77,10 @@ void feed_micro(struct feed *f, int64_t step, int m, int passes, struct feed_mic
 void feed_done(struct feed *f, int64_t step);
 
 const struct feed_stats *feed_stats_of(const struct feed *f);
-/* Bytes of the arrays planned at start and of the most batches held. */
-size_t feed_memory_bytes(const struct feed *f);
+/* What a trainer's feed is given: its credit. */
+#define FEED_STEPS_AHEAD 4
+#define FEED_BYTE_CAP    ((size_t)64 << 20)
+/* Bytes that the feed of a rank takes with that credit: its arrays and the most batches held. */
+size_t feed_planned_bytes(const struct plan *p, int world);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/bus.h"
@@ -28,8 +29,6 @@
 #define EXIT_RESTART    111
 #define GIVE_UP_SECONDS 60 /* scheduler gone for so long */
 #define LEAVE_SECONDS   20 /* leaving may take so long, then the process ends by force */
-#define STEPS_AHEAD     4
-#define FEED_BYTE_CAP   (64u << 20)
 #define FEED_RETRY_MS   2000
 #define GRANT_WINDOW    64  /* grants may run ahead of the steps by so many */
 #define WAIT_MS         250 /* longest sleep of the loop */
@@ -426,7 +425,7 @@ static int open_sockets(struct trainer *t, const struct loop_settings *s, struct
     struct feed_settings feed = {.plan = &t->run.plan,
         .rank = s->rank,
         .world = s->world,
-        .steps_ahead = STEPS_AHEAD,
+        .steps_ahead = FEED_STEPS_AHEAD,
         .byte_cap = FEED_BYTE_CAP,
         .retry_ms = FEED_RETRY_MS};
     struct member_id id = {.role = "trainer",
@@ -447,30 +446,19 @@ static int open_sockets(struct trainer *t, const struct loop_settings *s, struct
 
 static void log_memory(const struct trainer *t)
 {
-    struct engine_memory m;
-    const double mib = 1.0 / (1 << 20);
-    char passes[CONFIG_MAX_PASSES * 32] = "";
-    size_t at = 0;
+    struct plan_memory m;
+    struct buf parts = BUF_INIT;
     engine_memory(t->engine, &m);
-    for (int k = 0; k < m.passes; k++)
-        at += (size_t)snprintf(passes + at, sizeof passes - at, "activations_%d_mib=%.1f ", k + 1,
-            (double)m.model.activations[k] * mib);
-    log_info("memory planned",
-        "weights_mib=%.1f gradients_mib=%.1f moments_mib=%.1f %sworkspace_mib=%.1f "
-        "checkpoint_staging_mib=%.1f feed_mib=%.1f",
-        (double)m.model.weights * mib, (double)m.model.gradients * mib,
-        (double)m.optimizer.moments * mib, passes,
-        (double)(m.model.workspace + m.optimizer.workspace) * mib,
-        (double)saver_staging_bytes(
-            engine_weights(t->engine), t->run.plan.c.optim.kind, t->rank, t->world) *
-            mib,
-        (double)feed_memory_bytes(t->feed) * mib);
+    for (int i = 0; i < m.count; i++)
+        buf_printf(&parts, "%s_mib=%.1f ", m.parts[i].key, (double)m.parts[i].bytes / (1 << 20));
+    log_info("memory planned", "%stotal_mib=%.1f", parts.data, (double)m.total / (1 << 20));
+    buf_release(&parts);
     if (m.passes > 1)
         log_info("passes after the first", "prefix_sharing=%s doc_mask=%s compute=%s",
             t->run.plan.c.train.prefix_sharing ? "auto" : "off",
             t->run.plan.c.model.doc_mask ? "true" : "false",
             m.sharing ? "fused_tokens" : "every_token");
-    log_info("feed credit", "steps_ahead=%d byte_cap=%u", STEPS_AHEAD, FEED_BYTE_CAP);
+    log_info("feed credit", "steps_ahead=%d byte_cap=%zu", FEED_STEPS_AHEAD, FEED_BYTE_CAP);
 }
 
 static int open_trainer(struct trainer *t, const struct loop_settings *s, struct err *e)
@@ -491,8 +479,21 @@ static int open_trainer(struct trainer *t, const struct loop_settings *s, struct
     return 0;
 }
 
+/* The most memory this process ever had, as the kernel counted it, beside the plan. */
+static void log_peak(const struct trainer *t)
+{
+    struct plan_memory m;
+    struct rusage used;
+    if (!t->engine || getrusage(RUSAGE_SELF, &used) < 0)
+        return;
+    engine_memory(t->engine, &m);
+    log_info("memory used", "peak_mib=%.1f planned_mib=%.1f", (double)used.ru_maxrss / 1024,
+        (double)m.total / (1 << 20));
+}
+
 static void close_trainer(struct trainer *t)
 {
+    log_peak(t);
     alarm(LEAVE_SECONDS); /* SIGALRM is not blocked: whatever hangs below ends then */
     uplink_stop(&t->uplink, t->reason);
     feed_free(&t->feed);

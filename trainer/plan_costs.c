@@ -53,39 +53,13 @@ static void count_flops(const struct plan *p, struct plan_costs *c)
     c->flops_one_pass = c->flops_token[1] * c->tokens;
 }
 
-struct model_limits plan_model_limits(const struct plan *p, const enum recompute *recompute)
+static int count_optimizer(const struct plan *p, struct plan_costs *c, struct err *e)
 {
-    struct model_limits lim = {.batch = p->c.train.micro_rows,
-        .seq = p->c.data.seq_len,
-        .passes = plan_max_passes(p),
-        .train = 1,
-        .prefix_sharing = p->c.train.prefix_sharing};
-    _Static_assert((int)CONFIG_MAX_PASSES <= (int)MODEL_MAX_PASSES, "the model takes every plan");
-    for (int k = 0; k < CONFIG_MAX_PASSES; k++)
-        lim.recompute[k] = recompute[k];
-    return lim;
-}
-
-static int count_memory(const struct plan *p, const struct config *run, struct device *d,
-    struct plan_costs *c, struct err *e)
-{
-    struct model_limits lim = plan_model_limits(p, run->train.recompute);
     struct weight_table table;
     int rc = weight_table_make(&p->c.model, &table, e);
     if (rc < 0)
         return rc;
-    model_memory_estimate(d, &p->c.model, &lim, &c->model);
-    c->passes = lim.passes;
-    enum optim_kind kind = p->c.optim.kind;
-    struct optimizer_memory optim;
-    optimizer_memory_of(&table, kind, 0, 1, &optim);
-    c->moments = optim.moments;
-    c->model.workspace += optim.workspace;
-    c->model.total += optim.workspace;
-    c->flops_optimizer = optimizer_flops(&table, kind) * (double)p->c.train.steps;
-    c->staging = saver_staging_bytes(&table, kind, 0, 1);
-    c->sharing = model_limits_share(&p->c.model, &lim);
-    c->total = c->model.total + c->moments + c->staging;
+    c->flops_optimizer = optimizer_flops(&table, p->c.optim.kind) * (double)p->c.train.steps;
     weight_table_release(&table);
     return 0;
 }
@@ -123,7 +97,9 @@ int plan_costs_make(const struct plan *p, const struct config *run, double rate,
         return rc;
     count_steps(p, out);
     count_flops(p, out);
-    rc = count_memory(p, run, d, out, e);
+    rc = plan_memory_make(p, run->train.recompute, d, (struct plan_rank){0, 1}, &out->memory, e);
+    if (rc == 0)
+        rc = count_optimizer(p, out, e);
     if (rc == 0 && out->measured)
         rc = measure(&p->c.model, d, &out->matmul_flops, e);
     out->seconds = (out->flops + out->flops_optimizer) / (out->matmul_flops * PLAN_EFFICIENCY);

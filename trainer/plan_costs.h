@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "common/plan.h"
-#include "kernels/model.h"
+#include "trainer/plan_memory.h"
 
 struct plan_costs {
     int64_t params;
@@ -16,12 +16,7 @@ struct plan_costs {
     double rows, tokens;                  /* of the run */
     double token_passes;                  /* tokens times the passes over them */
 
-    struct model_memory model; /* bytes on the device */
-    int passes;                /* sets of activations kept */
-    int sharing;               /* 1: prefixes are shared (kernels/model.h) */
-    size_t moments;            /* of the optimizer */
-    size_t staging;            /* host copy while a checkpoint is written */
-    size_t total;
+    struct plan_memory memory; /* of the only rank */
 
     /* Multiplications and additions of forward and backward. */
     double flops_token[CONFIG_MAX_PASSES + 1]; /* of one token by pass count */
@@ -42,9 +37,6 @@ struct plan_costs {
  */
 int plan_costs_make(const struct plan *p, const struct config *run, double rate,
     struct plan_costs *out, struct err *e);
-
-/* What a trainer asks of its model; recompute by pass (CONFIG_MAX_PASSES). */
-struct model_limits plan_model_limits(const struct plan *p, const enum recompute *recompute);
 
 /* FLOPs of forward and backward of one token in a step of `passes`; attention over half of seq on
  * average, less with a window. */

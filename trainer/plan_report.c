@@ -132,28 +132,17 @@ static void add_sources(const struct plan *p, struct buf *out)
     }
 }
 
-static void add_part(struct buf *out, const char *label, size_t bytes, const char *what)
-{
-    char n[32];
-    buf_printf(out, LABEL "%8sB  %s\n", label, scaled((double)bytes, n), what);
-}
-
 static void add_memory(const struct plan *p, const struct plan_costs *c, struct buf *out)
 {
-    add_part(out, "memory", c->model.weights, "weights");
-    add_part(out, "", c->model.gradients, "gradients");
-    add_part(out, "", c->moments, "optimizer moments");
-    for (int k = 0; k < c->passes; k++) {
-        char what[48];
-        snprintf(what, sizeof what, "activations of pass %d", k + 1);
-        add_part(out, "", c->model.activations[k], what);
-    }
-    add_part(out, "", c->model.workspace, "workspace");
-    add_part(out, "", c->staging, "checkpoint copy");
-    add_part(out, "", c->total, "in all");
-    if (c->passes > 1)
+    const struct plan_memory *m = &c->memory;
+    char n[32];
+    for (int i = 0; i < m->count; i++)
+        buf_printf(out, LABEL "%8sB  %s\n", i ? "" : "memory", scaled((double)m->parts[i].bytes, n),
+            m->parts[i].what);
+    buf_printf(out, LABEL "%8sB  in all\n", "", scaled((double)m->total, n));
+    if (m->passes > 1)
         buf_printf(out, LABEL "%s\n", "prefixes",
-            c->sharing ? "shared: passes after the first compute their fused tokens alone"
+            m->sharing ? "shared: passes after the first compute their fused tokens alone"
             : p->c.train.prefix_sharing
                 ? "not shared, which needs data.doc_mask: every pass computes every token"
                 : "not shared (train.prefix_sharing: off): every pass computes every token");
@@ -209,20 +198,17 @@ json_t *plan_report_json(const struct plan *p, const struct plan_costs *c)
                          (json_int_t)p->sources[s].val_tokens, "rows", (json_int_t)rows, "epochs",
                          (double)rows / (double)p->sources[s].train_samples));
     }
-    json_t *activations = json_array();
-    for (int k = 0; k < c->passes; k++)
-        json_array_append_new(activations, json_integer((json_int_t)c->model.activations[k]));
-    json_t *memory =
-        json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I}", "weights", (json_int_t)c->model.weights,
-            "gradients", (json_int_t)c->model.gradients, "moments", (json_int_t)c->moments,
-            "activations", activations, "workspace", (json_int_t)c->model.workspace,
-            "checkpoint_copy", (json_int_t)c->staging, "total", (json_int_t)c->total);
+    json_t *memory = json_object();
+    for (int i = 0; i < c->memory.count; i++)
+        json_object_set_new(
+            memory, c->memory.parts[i].key, json_integer((json_int_t)c->memory.parts[i].bytes));
+    json_object_set_new(memory, "total", json_integer((json_int_t)c->memory.total));
     return json_pack(
         "{s:s, s:o?, s:b, s:I, s:o, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:b, s:f}",
-        "plan_hash", p->hash, "plan", json_loads(p->json, 0, NULL), "prefix_sharing", c->sharing,
-        "params", (json_int_t)c->params, "steps", steps, "rows", c->rows, "tokens", c->tokens,
-        "token_passes", c->token_passes, "sources", sources, "memory_bytes", memory,
-        "flops_per_token", token, "flops", c->flops, "flops_one_pass", c->flops_one_pass,
+        "plan_hash", p->hash, "plan", json_loads(p->json, 0, NULL), "prefix_sharing",
+        c->memory.sharing, "params", (json_int_t)c->params, "steps", steps, "rows", c->rows,
+        "tokens", c->tokens, "token_passes", c->token_passes, "sources", sources, "memory_bytes",
+        memory, "flops_per_token", token, "flops", c->flops, "flops_one_pass", c->flops_one_pass,
         "flops_optimizer", c->flops_optimizer, "matmul_flops_per_second", c->matmul_flops,
         "measured", c->measured, "seconds", c->seconds);
 }

@@ -92,9 +92,17 @@ static void test_costs(void **state)
     assert_true(fabs(c.flops - flops) < 1e-9 * flops);
     assert_true(fabs(c.seconds - flops / 6e8) < 1e-9 * c.seconds);
     assert_true(c.tokens == 500.0 * 20 * 32);
-    assert_int_equal(c.passes, 3);
-    assert_true(c.model.weights >= (size_t)c.params * 4);
-    assert_int_equal(c.moments, 2 * c.model.weights);
+    assert_int_equal(c.memory.passes, 3);
+    assert_true(plan_memory_of(&c.memory, "weights") >= (size_t)c.params * 4);
+    assert_int_equal(
+        plan_memory_of(&c.memory, "moments"), 2 * plan_memory_of(&c.memory, "weights"));
+    size_t sum = 0;
+    for (int i = 0; i < c.memory.count; i++)
+        sum += c.memory.parts[i].bytes;
+    assert_int_equal(c.memory.total, sum);
+    assert_true(plan_memory_of(&c.memory, "activations_3") > 0);
+    assert_int_equal(plan_memory_of(&c.memory, "activations_4"), 0);
+    assert_true(c.memory.sharing);
     plan_release(&p);
 }
 
