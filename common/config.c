@@ -154,6 +154,14 @@ static int check_files(const struct loader *l)
         text = mem_printf("%s: no such file; fb-tokenizer train makes one", c->data.tokenizer);
         rc = fail_at(l, "data.tokenizer", text);
     }
+    if (rc == 0 && strcmp(c->init_from, "none") != 0) {
+        char *manifest = mem_printf("%s/MANIFEST.json", c->init_from);
+        if (!fs_exists(manifest)) {
+            text = mem_printf("%s: no such file; a committed checkpoint has one", manifest);
+            rc = fail_at(l, "train.init_from", text);
+        }
+        free(manifest);
+    }
     for (int i = 0; rc == 0 && i < c->data.source_count; i++) {
         char *manifest = mem_printf("%s/manifest.json", c->data.sources[i].path);
         if (!fs_exists(manifest)) {
@@ -206,6 +214,7 @@ void config_release(struct config *c)
     free(c->run.dir);
     free(c->preset);
     free(c->data.tokenizer);
+    free(c->init_from);
     config_release_sources(c);
     memset(c, 0, sizeof *c);
 }

@@ -48,6 +48,7 @@ struct config {
         char *dir;  /* run.dir: parent of the run directory */
     } run;
     char *preset;              /* model.preset: where model keys that were not given come from */
+    char *init_from;           /* train.init_from: a checkpoint's directory, or none */
     struct model_config model; /* vocab 0 until the plan fills it from the tokenizer */
     struct {
         char *tokenizer; /* data.tokenizer: tokenizer.json */

@@ -64,6 +64,9 @@ const struct config_key config_keys[] = {
         "rows of one forward and backward, divides train.batch_rows; default: its largest divisor "
         "up to 8"},
     {"train.seed", CONFIG_INT64, AT(train.seed), 0, SEED_MAX, 1, "1", "seed of everything random"},
+    {"train.init_from", CONFIG_TEXT, AT(init_from), 0, 0, 1, "none",
+        "directory of a committed checkpoint to begin with the weights of; fusion matrices that it "
+        "lacks are fresh"},
     {"train.lambda", CONFIG_REAL, AT(train.lambda), 0, 1000, 1, "1",
         "weight of the mean loss of passes 2 and on"},
     {"train.jitter", CONFIG_REAL, AT(train.jitter), 0, 10, 1, "0.02",

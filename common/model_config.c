@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "common/json_file.h"
 #include "common/number.h"
 
 /* Limits that keep every product of two sizes far inside 64 bits, and indices of one row inside
@@ -39,15 +40,16 @@ struct flag_field {
     const char *json;
     size_t offset;
     enum flag_kind kind;
+    int same; /* 1: weights of a model with it are of no use to one without */
 };
 static const struct flag_field flags[] = {
-    {"feedback", offsetof(struct model_config, feedback), FLAG_MUST},
-    {"in_norm", offsetof(struct model_config, in_norm), FLAG_MUST},
-    {"gate_norm", offsetof(struct model_config, gate_norm), FLAG_MUST},
-    {"out_norm", offsetof(struct model_config, out_norm), FLAG_MUST},
-    {"doc_mask", offsetof(struct model_config, doc_mask), FLAG_MUST},
-    {"attn_gate", offsetof(struct model_config, attn_gate), FLAG_MAY},
-    {"qk_norm", offsetof(struct model_config, qk_norm), FLAG_BY_TYPE},
+    {"feedback", offsetof(struct model_config, feedback), FLAG_MUST, 1},
+    {"in_norm", offsetof(struct model_config, in_norm), FLAG_MUST, 1},
+    {"gate_norm", offsetof(struct model_config, gate_norm), FLAG_MUST, 0},
+    {"out_norm", offsetof(struct model_config, out_norm), FLAG_MUST, 0},
+    {"doc_mask", offsetof(struct model_config, doc_mask), FLAG_MUST, 0},
+    {"attn_gate", offsetof(struct model_config, attn_gate), FLAG_MAY, 1},
+    {"qk_norm", offsetof(struct model_config, qk_norm), FLAG_BY_TYPE, 1},
 };
 
 /* Whole numbers under "fullband", 0 where absent. */
@@ -305,4 +307,40 @@ int model_config_from_json(const json_t *j, struct model_config *c, struct err *
     c->norm_eps = (float)eps;
     c->residual_scale = (float)scale;
     return model_config_check(c, e);
+}
+
+int model_config_load(const char *path, struct model_config *c, struct err *e)
+{
+    json_t *j;
+    int rc = json_file_read(path, 1 << 20, &j, NULL, e);
+    if (rc == 0 && (rc = model_config_from_json(j, c, e)) < 0)
+        err_prefix(e, "%s", path);
+    json_decref(j);
+    return rc;
+}
+
+int model_config_continues(
+    const struct model_config *from, const struct model_config *to, struct err *e)
+{
+    const struct {
+        const char *key;
+        double from, to;
+    } reals[] = {{"model.norm_eps", (double)from->norm_eps, (double)to->norm_eps},
+        {"model.residual_scale", (double)from->residual_scale, (double)to->residual_scale}};
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        if (get_int(from, sizes[i].offset) != get_int(to, sizes[i].offset))
+            return err_set(e, ERR_MISMATCH, "%s: %d, the checkpoint's model has %d", sizes[i].key,
+                get_int(to, sizes[i].offset), get_int(from, sizes[i].offset));
+    for (size_t i = 0; i < COUNT(flags); i++) {
+        int a = get_int(from, flags[i].offset), b = get_int(to, flags[i].offset);
+        int gains = flags[i].offset == offsetof(struct model_config, feedback) && b;
+        if (a != b && flags[i].same && !gains)
+            return err_set(e, ERR_MISMATCH, "model.%s: %s, the checkpoint's model has %s",
+                flags[i].json, b ? "true" : "false", a ? "true" : "false");
+    }
+    for (size_t i = 0; i < COUNT(reals); i++)
+        if (fabs(reals[i].from - reals[i].to) > 1e-6 * reals[i].to)
+            return err_set(e, ERR_MISMATCH, "%s: %g, the checkpoint's model has %g", reals[i].key,
+                reals[i].to, reals[i].from);
+    return 0;
 }

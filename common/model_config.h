@@ -54,5 +54,14 @@ int64_t model_config_params(const struct model_config *c);
  */
 json_t *model_config_to_json(const struct model_config *c);
 int model_config_from_json(const json_t *j, struct model_config *c, struct err *e);
+int model_config_load(const char *path, struct model_config *c, struct err *e); /* config.json */
+
+/*
+ * Whether weights of a model `from` are those of `to`, where `to` may have feedback that `from` has
+ * not, and another window, rope_theta, document mask or norm of the fusion; the error names the key
+ * and both values.
+ */
+int model_config_continues(
+    const struct model_config *from, const struct model_config *to, struct err *e);
 
 #endif

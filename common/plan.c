@@ -9,6 +9,7 @@
 #include "common/fs.h"
 #include "common/json_canonical.h"
 #include "common/manifest.h"
+#include "common/plan_init.h"
 
 #define PLAN_MAX_BYTES (4u << 20)
 #define MAX_TOKENS     ((int64_t)1 << 56)  /* of one source */
@@ -57,10 +58,18 @@ static json_t *source_json(
 static json_t *config_json(const struct config *c, struct err *e)
 {
     json_t *j = config_plan_json(c);
-    char *tokenizer = absolute(c->data.tokenizer, e);
-    int ok = tokenizer != NULL;
-    json_object_set_new(j, "data.tokenizer", json_string(ok ? tokenizer : ""));
-    free(tokenizer);
+    const struct {
+        const char *key, *path;
+    } files[] = {{"data.tokenizer", c->data.tokenizer}, {"train.init_from", c->init_from}};
+    int ok = 1;
+    for (size_t i = 0; ok && i < sizeof files / sizeof *files; i++) {
+        if (strcmp(files[i].path, PLAN_INIT_NONE) == 0)
+            continue;
+        char *path = absolute(files[i].path, e);
+        ok = path != NULL;
+        json_object_set_new(j, files[i].key, json_string(ok ? path : ""));
+        free(path);
+    }
     json_t *list = json_object_get(j, "data.sources");
     for (int i = 0; ok && i < c->data.source_count; i++) {
         char *path = absolute(c->data.sources[i].path, e);
@@ -90,13 +99,16 @@ static json_t *plan_json(const struct config *c, struct err *e)
         if (ok)
             json_array_append_new(sources, source);
     }
+    json_t *init = NULL;
+    if (ok && strcmp(c->init_from, PLAN_INIT_NONE) != 0)
+        ok = (init = plan_init_json(c->init_from, sha, e)) != NULL;
     if (!ok) {
         json_decref(config);
         json_decref(sources);
         return NULL;
     }
-    return json_pack("{s:i, s:o, s:o, s:{s:s, s:i}}", "version", PLAN_VERSION, "config", config,
-        "sources", sources, "tokenizer", "sha256", sha, "vocab", vocab);
+    return json_pack("{s:i, s:o, s:o, s:o*, s:{s:s, s:i}}", "version", PLAN_VERSION, "config",
+        config, "sources", sources, "init", init, "tokenizer", "sha256", sha, "vocab", vocab);
 }
 
 /* -- from JSON to the plan: what plan_make and plan_load share -- */
@@ -254,6 +266,8 @@ static int plan_from_json(const json_t *j, struct plan *p, struct err *e)
         rc = model_config_check(&p->c.model, e);
     if (rc == 0)
         rc = read_sources(json_object_get(j, "sources"), p, e);
+    if (rc == 0)
+        rc = plan_init_read(json_object_get(j, "init"), p, e);
     if (rc < 0)
         plan_release(p);
     return rc;
@@ -267,6 +281,9 @@ int plan_make(const struct config *c, struct plan *out, struct err *e)
         return err_set(e, inner.code, "%s", inner.msg);
     int rc = plan_from_json(j, out, e);
     json_decref(j);
+    struct model_config from;
+    if (rc == 0 && plan_has_init(out) && (rc = plan_init_verify(out, 0, &from, e)) < 0)
+        plan_release(out);
     return rc;
 }
 

@@ -31,6 +31,7 @@ struct plan {
     struct plan_source sources[CONFIG_MAX_SOURCES];
     int source_count;
     char tokenizer_sha256[SHA256_HEX];
+    char init_sha256[SHA256_HEX];   /* of the MANIFEST.json of train.init_from; "" without */
     char hash[SHA256_HEX];          /* SHA-256 of the canonical JSON */
     char manifest_root[SHA256_HEX]; /* SHA-256 over the sources' roots: what HELLO compares */
     char *json;                     /* the canonical JSON (sorted keys, compact) */

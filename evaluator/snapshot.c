@@ -5,17 +5,12 @@
 
 #include "common/checkpoint.h"
 #include "common/fs.h"
-#include "common/json_file.h"
 #include "common/mem.h"
 
 static int read_config(const char *dir, struct model_config *out, struct err *e)
 {
     char *path = mem_printf("%s/config.json", dir);
-    json_t *j;
-    int rc = json_file_read(path, 1 << 20, &j, NULL, e);
-    if (rc == 0 && model_config_from_json(j, out, e) < 0)
-        rc = err_prefix(e, "%s", path);
-    json_decref(j);
+    int rc = model_config_load(path, out, e);
     free(path);
     return rc;
 }

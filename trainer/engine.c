@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/mem.h"
+#include "common/plan_init.h"
 #include "common/safetensors.h"
 
 #define MXCSR_FLUSH_TO_ZERO      0x8000u
@@ -102,6 +103,29 @@ static int host_params(const struct engine *g, float **out, struct err *e)
                 : err_set(e, ERR_NOMEM, "no memory to read %zu bytes of weights", params_bytes(g));
 }
 
+/* Over fresh weights: those of the checkpoint that the plan branches off. */
+static int load_init(const struct engine *g, float *host, struct err *e)
+{
+    struct model_config from;
+    struct weight_table table;
+    struct safetensors *st = NULL;
+    int rc = plan_init_verify(g->plan, 1, &from, e);
+    if (rc < 0)
+        return rc;
+    if ((rc = weight_table_make(&from, &table, e)) < 0)
+        return rc;
+    /* Fusion matrices stand last: what both models have lies at the same places. */
+    CHECK(table.total <= model_weights(g->model)->total);
+    char *path = mem_printf("%s/model.safetensors", g->plan->c.init_from);
+    rc = safetensors_open(path, &st, e);
+    if (rc == 0 && (rc = weights_load(&table, st, "", 0, host, e)) < 0)
+        err_prefix(e, "%s", path);
+    safetensors_close(&st);
+    free(path);
+    weight_table_release(&table);
+    return rc;
+}
+
 int engine_load_fresh(struct engine *g, struct err *e)
 {
     float *host;
@@ -109,6 +133,10 @@ int engine_load_fresh(struct engine *g, struct err *e)
     if (rc < 0)
         return rc;
     weights_init(model_weights(g->model), g->plan->c.train.seed, host);
+    if (plan_has_init(g->plan) && (rc = load_init(g, host, e)) < 0) {
+        free(host);
+        return rc;
+    }
     g->device->ops->upload(g->device, model_params(g->model), host, params_bytes(g));
     optimizer_reset(g->optimizer);
     free(host);

@@ -47,7 +47,8 @@ typedef int engine_abandon_fn(void *ctx);
 int engine_new(const struct engine_settings *settings, struct engine **out, struct err *e);
 void engine_free(struct engine **g);
 
-/* The weights of the plan's seed, an optimizer that has done nothing. */
+/* The weights of the plan's seed, or of the checkpoint that train.init_from names; an optimizer
+ * that has done nothing. */
 int engine_load_fresh(struct engine *g, struct err *e);
 /* Weights and optimizer of a checkpoint directory; both files must be of `step` and of this plan.
  */

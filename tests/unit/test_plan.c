@@ -107,7 +107,7 @@ static void test_golden(void **state)
     struct plan p, again;
     struct err e = {0};
     make(&small, &p);
-    assert_string_equal(p.hash, "f2170c2b500639d5ffe9483b6bf4f045821019351bcae42a06e3e20ee10b24f9");
+    assert_string_equal(p.hash, "481fb4ae0c6c17c7c3bf07a5b99fe8854b763b07c11cdaaf3f208190cf3ad047");
     assert_int_equal(plan_parse(p.json, strlen(p.json), "x", &again, &e), 0);
     assert_string_equal(p.json, again.json);
     assert_string_equal(p.hash, again.hash);
