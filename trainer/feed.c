@@ -6,7 +6,6 @@
 
 #include "common/batch.h"
 #include "common/check.h"
-#include "common/clock.h"
 #include "common/mem.h"
 #include "common/rng.h"
 
@@ -44,11 +43,6 @@ struct feed {
     uint8_t *masks;
     uint64_t *noise_keys;
 };
-
-static int64_t now_ms(void)
-{
-    return (int64_t)(clock_seconds() * 1e3);
-}
 
 /* Of one micro-batch as it comes over the wire. */
 static size_t batch_bytes(const struct plan *p)
@@ -101,7 +95,6 @@ int feed_new(struct bus *bus, const char *sock, const char *identity,
         f->steps_ahead = (int)steps_that_fit(step_bytes, settings->steps_ahead, settings->byte_cap);
         f->slots = mem_array((size_t)f->steps_ahead * (size_t)f->per_rank, sizeof *f->slots);
         rc = endpoint_connect(bus, f->sock, f->identity, &f->endpoint, e);
-        f->heard_ms = now_ms();
     }
     if (rc < 0)
         feed_free(&f);
@@ -190,8 +183,10 @@ static int slot_ask(struct feed *f, struct slot *s, int64_t now, struct err *e)
     int rc = endpoint_send(
         f->endpoint, NULL, WIRE_GET, f->run_epoch, s->request_id, body.data, body.len, e);
     buf_release(&body);
-    if (rc == 0)
+    if (rc == 0) {
         s->sent_ms = now;
+        f->stats.asked++;
+    }
     return rc == ERR_TIMEOUT ? 0 : rc;
 }
 
@@ -258,6 +253,7 @@ static int take_batch(struct feed *f, struct slot *s, const struct message *m, s
 static int take_nak(
     struct feed *f, struct slot *s, const struct message *m, int64_t now, struct err *e)
 {
+    f->stats.refused++;
     json_t *j = message_json(m, NULL);
     const char *reason = j ? json_string_value(json_object_get(j, "reason")) : NULL;
     int retry = !j || !json_is_false(json_object_get(j, "retry")), rc = 0;
@@ -351,11 +347,12 @@ static int ask_due(struct feed *f, int64_t now, struct err *e)
     return 0;
 }
 
-int feed_pump(struct feed *f, struct err *e)
+int feed_pump(struct feed *f, int64_t now, struct err *e)
 {
-    int64_t now = now_ms();
     if (f->next_step < 0)
         return 0;
+    if (!f->heard_ms)
+        f->heard_ms = now;
     int rc = receive(f, now, e);
     if (rc == 0)
         rc = reconnect_if_silent(f, now, e);

@@ -33,8 +33,10 @@ struct feed_settings {
 };
 
 struct feed_stats {
+    uint64_t asked;                      /* GETs sent */
     uint64_t batches, bytes;             /* taken */
     uint64_t resends, reconnects;        /* asked again; connections made anew */
+    uint64_t refused;                    /* NAKs */
     uint64_t duplicates, stale, damaged; /* answers dropped */
 };
 
@@ -58,9 +60,9 @@ void feed_free(struct feed **f);
 /* Forgets everything and starts at `step` under a run epoch. */
 void feed_restart(struct feed *f, uint32_t run_epoch, int64_t step);
 
-/* Does what can be done without waiting: sends, receives, asks again. An error is final: a refusal
- * by the loader, or rows that are not the plan's. */
-int feed_pump(struct feed *f, struct err *e);
+/* Does what can be done without waiting: sends, receives, asks again. now_ms: of any monotonic
+ * clock, above 0. An error is final: a refusal by the loader, or rows that are not the plan's. */
+int feed_pump(struct feed *f, int64_t now_ms, struct err *e);
 
 /* For bus_wait(). It changes with a reconnect: ask each time. */
 struct endpoint *feed_endpoint(const struct feed *f);

@@ -371,7 +371,7 @@ static int turn(struct trainer *t, struct err *e)
 {
     int rc = take_messages(t, e);
     if (rc == 0)
-        rc = feed_pump(t->feed, e);
+        rc = feed_pump(t->feed, (int64_t)(1e3 * clock_seconds()) + 1, e);
     if (rc < 0 || t->leaving)
         return rc;
     poll_saver(t, 0);
@@ -491,9 +491,22 @@ static void log_peak(const struct trainer *t)
         (double)m.total / (1 << 20));
 }
 
+static void log_feed(const struct trainer *t)
+{
+    if (!t->feed)
+        return;
+    const struct feed_stats *s = feed_stats_of(t->feed);
+    log_info("fed",
+        "batches=%" PRIu64 " mib=%.1f asked=%" PRIu64 " resends=%" PRIu64 " reconnects=%" PRIu64
+        " refused=%" PRIu64 " duplicates=%" PRIu64 " stale=%" PRIu64 " damaged=%" PRIu64,
+        s->batches, (double)s->bytes / (1 << 20), s->asked, s->resends, s->reconnects, s->refused,
+        s->duplicates, s->stale, s->damaged);
+}
+
 static void close_trainer(struct trainer *t)
 {
     log_peak(t);
+    log_feed(t);
     alarm(LEAVE_SECONDS); /* SIGALRM is not blocked: whatever hangs below ends then */
     uplink_stop(&t->uplink, t->reason);
     feed_free(&t->feed);

@@ -21,7 +21,8 @@
 #define STEPS      6
 #define VOCAB      50
 #define EPOCH      3
-#define PATIENCE   10.0 /* seconds for what must come */
+#define RETRY_MS   40
+#define PATIENCE   30.0 /* seconds for what must come */
 
 struct fixture {
     char dir[512], sock[600];
@@ -29,6 +30,10 @@ struct fixture {
     struct bus *bus;
     struct endpoint *loader;
     struct feed *feed;
+    char identity[32];       /* the feed's; each has its own */
+    int feeds;               /* so far */
+    int64_t now;             /* the feed's time; it stands still unless play() has to wait */
+    uint64_t asked, answers; /* GETs that came from this feed, messages sent to it */
 };
 
 /* A plan of one source with phases up to 3 passes, made by hand. */
@@ -87,9 +92,12 @@ static void start(struct fixture *f, int rank, int world, int steps_ahead, size_
         .world = world,
         .steps_ahead = steps_ahead,
         .byte_cap = byte_cap,
-        .retry_ms = 40};
+        .retry_ms = RETRY_MS};
     struct err e;
-    assert_int_equal(feed_new(f->bus, f->sock, "trainer-0", &s, &f->feed, &e), 0);
+    snprintf(f->identity, sizeof f->identity, "trainer-%d", f->feeds++);
+    f->asked = f->answers = 0;
+    f->now += 1;
+    assert_int_equal(feed_new(f->bus, f->sock, f->identity, &s, &f->feed, &e), 0);
     feed_restart(f->feed, EPOCH, 0);
 }
 
@@ -128,7 +136,8 @@ static void answer(struct fixture *f, const struct message *m, enum fault fault)
     if (fault == SPOIL)
         body.data[body.len - SEQ * MICRO - 3] ^= 1; /* a token: the digest does not hold */
     uint32_t epoch = fault == OLD_EPOCH ? EPOCH - 1 : EPOCH;
-    for (int i = fault == LOSE ? 2 : fault == TWICE ? 0 : 1; i < 2; i++)
+    for (int i = fault == LOSE ? 2 : fault == TWICE ? 0 : 1; i < 2; i++) {
+        f->answers++;
         if (fault == NAK_RETRY || fault == NAK_FINAL)
             endpoint_send_json(f->loader, m->peer, WIRE_NAK, EPOCH, m->head.request_id,
                 json_pack("{s:s, s:b}", "reason", "shard s: block 3", "retry", fault == NAK_RETRY),
@@ -136,8 +145,17 @@ static void answer(struct fixture *f, const struct message *m, enum fault fault)
         else
             endpoint_send(f->loader, m->peer, WIRE_BATCH, epoch, m->head.request_id, body.data,
                 body.len, NULL);
+    }
     buf_release(&body);
     batch_release(&b);
+}
+
+/* Nothing is on its way between the feed and the loader: only time can bring more. */
+static int is_quiet(const struct fixture *f)
+{
+    const struct feed_stats *s = feed_stats_of(f->feed);
+    return s->asked == f->asked &&
+           s->batches + s->refused + s->duplicates + s->stale + s->damaged == f->answers;
 }
 
 /* Plays the loader and pumps the feed until `step` is held; request n meets faults[n], later ones
@@ -150,14 +168,17 @@ static int play(struct fixture *f, int64_t step, const enum fault *faults, int c
         struct message m;
         if (clock_seconds() > end)
             return err_set(e, ERR_TIMEOUT, "step %d is not held", (int)step);
-        rc = feed_pump(f->feed, e);
+        rc = feed_pump(f->feed, f->now, e);
         while (rc == 0 && endpoint_recv(f->loader, 2, &m, NULL) == 1) {
-            if (m.head.type == WIRE_GET) {
+            if (m.head.type == WIRE_GET && strcmp(m.peer, f->identity) == 0) {
+                f->asked++;
                 answer(f, &m, n < count ? faults[n] : NONE);
                 n++;
             }
             message_release(&m);
         }
+        if (is_quiet(f))
+            f->now += RETRY_MS / 2;
     }
     return rc;
 }
@@ -214,6 +235,8 @@ static void test_faults_heal(void **state)
     struct fixture *f = *state;
     struct err e;
     start(f, 0, 1, 4, 1 << 20);
+    assert_int_equal(feed_pump(f->feed, f->now, &e), 0);
+    f->now += RETRY_MS / 2; /* the answers come later than the requests: then silence is shorter */
     assert_int_equal(play(f, 0, faults, sizeof faults / sizeof *faults, &e), 0);
     for (int64_t step = 0; step < 3; step++)
         assert_int_equal(play(f, step, NULL, 0, &e), 0);
@@ -221,6 +244,7 @@ static void test_faults_heal(void **state)
         check_micro(f, 0, m, 2);
     const struct feed_stats *s = feed_stats_of(f->feed);
     assert_true(s->damaged >= 2 && s->duplicates >= 1 && s->stale >= 1 && s->resends >= 2);
+    assert_int_equal(s->refused, 1);
 }
 
 static void test_a_silent_loader_is_called_again(void **state)
@@ -275,6 +299,22 @@ static void test_ranks_share_the_micro_batches(void **state)
     assert_int_equal(asked, BATCH_ROWS / MICRO);
 }
 
+/* The run epoch of the next GET of this feed. */
+static uint32_t take_get(struct fixture *f)
+{
+    double end = clock_seconds() + PATIENCE;
+    uint32_t epoch = 0;
+    while (!epoch && clock_seconds() < end) {
+        struct message m;
+        if (endpoint_recv(f->loader, 100, &m, NULL) != 1)
+            continue;
+        if (m.head.type == WIRE_GET && strcmp(m.peer, f->identity) == 0)
+            epoch = m.head.run_epoch;
+        message_release(&m);
+    }
+    return epoch;
+}
+
 static void test_credit_is_bounded(void **state)
 {
     static const struct {
@@ -283,15 +323,15 @@ static void test_credit_is_bounded(void **state)
     } cases[] = {{1, 1}, {1400, 2}, {1 << 20, 4}};
     struct fixture *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct message m;
-        struct err e;
         int gets = 0;
         start(f, 0, 1, 4, cases[i].cap);
-        assert_int_equal(feed_pump(f->feed, &e), 0);
-        while (endpoint_recv(f->loader, 20, &m, &e) == 1) {
-            gets += m.head.type == WIRE_GET;
-            message_release(&m);
+        for (int epoch = EPOCH; epoch <= EPOCH + 1; epoch++) {
+            struct err e;
+            feed_restart(f->feed, (uint32_t)epoch, 0);
+            assert_int_equal(feed_pump(f->feed, f->now, &e), 0);
         }
+        while (take_get(f) == EPOCH) /* the next epoch's come behind all of this one's */
+            gets++;
         assert_int_equal(gets, cases[i].steps * BATCH_ROWS / MICRO);
         feed_free(&f->feed);
     }
