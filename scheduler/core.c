@@ -300,7 +300,6 @@ static void welcome(struct scheduler *s, struct attendee *a, uint64_t request_id
     json_t *body = position_json(s);
     json_object_set_new(body, "heartbeat_ms", json_integer(s->tuning.heartbeat_ms));
     a->welcomed_ms = a->heard_ms = now_ms;
-    a->active = 0;
     post(s, a->peer, WIRE_WELCOME, request_id, body);
 }
 
@@ -323,11 +322,16 @@ static int check_world(const struct scheduler *s, const struct hello *h, struct 
     return 0;
 }
 
-/* 1: the same process says HELLO again, and there is nothing to undo. */
-static int is_repeat(const struct attendee *a, const char *peer, const struct hello *h)
+/*
+ * 1: the same process says HELLO again, as it does when we were silent (a slow disk under a
+ * commit), and there is nothing to undo. A trainer that has begun anew is in no run epoch.
+ */
+static int is_repeat(const struct scheduler *s, const struct attendee *a, uint32_t run_epoch,
+    const struct hello *h)
 {
-    return a && strcmp(a->peer, peer) == 0 && a->pid == h->pid && a->role == h->role &&
-           a->rank == h->rank && a->world == h->world && (h->role != ROLE_TRAINER || !a->active);
+    return a && a->pid == h->pid && a->role == h->role && a->rank == h->rank &&
+           a->world == h->world &&
+           (h->role != ROLE_TRAINER || !a->active || run_epoch == s->epoch);
 }
 
 /* Whoever holds the peer's name or its place leaves it. */
@@ -368,7 +372,7 @@ static void on_hello(struct scheduler *s, const struct incoming *in)
         return;
     }
     struct attendee *a = members_by_peer(&s->members, in->peer);
-    if (is_repeat(a, in->peer, &h)) {
+    if (is_repeat(s, a, in->head->run_epoch, &h)) {
         /* HELLOs that queued up while nobody answered need one answer. */
         if (in->now_ms - a->welcomed_ms >= s->tuning.heartbeat_ms / 2)
             welcome(s, a, in->head->request_id, in->now_ms);

@@ -28,7 +28,7 @@ struct attendee {
     int role, rank, world;
     int64_t pid;
     int64_t heard_ms, welcomed_ms;
-    int active; /* said more than HELLO and heartbeats since its WELCOME */
+    int active; /* a trainer that said more than HELLO and heartbeats in this run epoch */
 };
 
 struct members {

@@ -121,6 +121,11 @@ static void test_hello_twice(void **state)
     assert_int_equal(r.s->epoch, epoch);
     assert_int_equal(r.s->members.count, 1);
     rig_train(&r, 1, 2);
+    rig_wait(&r, RIG_BEAT);
+    rig_say(&r, "trainer-0", WIRE_HELLO, rig_hello(&r, "trainer", 0, 1));
+    rig_expect(&r, "trainer-0", WIRE_WELCOME); /* it is at work, and only heard nothing of us */
+    assert_int_equal(r.s->epoch, epoch);
+    rig_train(&r, 1, 3);
     rig_say_epoch(&r, "trainer-0", WIRE_HELLO, 0, rig_hello(&r, "trainer", 0, 1));
     json_t *w = rig_take(&r, "trainer-0", WIRE_WELCOME); /* it began anew: so does the epoch */
     assert_int_equal(json_step(w), 0);
