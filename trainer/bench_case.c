@@ -180,7 +180,7 @@ static int by_value(const void *a, const void *b)
 
 static void trial_steps(struct trial *t, double seconds, struct bench_steps *out)
 {
-    double taken[BENCH_MAX_STEPS], cpu, start;
+    double taken[BENCH_MAX_STEPS] = {0}, cpu, start;
     int n = 0;
     for (int i = 0; i < BENCH_WARM_STEPS; i++) {
         double loss = trial_step(t);

@@ -46,7 +46,7 @@ static int by_value(const void *a, const void *b)
 
 double bench_fma_rate(int threads)
 {
-    double seconds[FMA_STRETCHES];
+    double seconds[FMA_STRETCHES] = {0};
     volatile float sink = 0;
     for (int i = -1; i < FMA_STRETCHES; i++) {
         double since = clock_seconds();

@@ -9,6 +9,7 @@
 
 #include "common/mem.h"
 #include "common/rng.h"
+#include "kernels/cpu/attn_block.h"
 #include "tests/unit/ops_check.h"
 
 struct shape_case {
@@ -26,12 +27,9 @@ static const struct shape_case small_cases[] = {
 };
 /* Longer than the blocks the work is cut into. */
 static const struct shape_case large_cases[] = {
-    {1, 64, 2, 1, 64, 0},
-    {2, 129, 2, 2, 8, 0},
-    {1, 200, 4, 2, 12, 30},
-    {1, 300, 2, 1, 16, 0},
-    {1, 300, 3, 1, 16, 150},
-    {2, 257, 1, 1, 10, 9},
+    {1, 64, 2, 1, 64, 0}, {2, 129, 2, 2, 8, 0}, {1, 200, 4, 2, 12, 30}, {1, 300, 2, 1, 16, 0},
+    {1, 300, 3, 1, 16, 150}, {2, 257, 1, 1, 10, 9},
+    {1, 130, 2, 1, 54, 40}, /* two vectors and a rest */
 };
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -501,11 +499,22 @@ static void test_rows_equal_whole(void **state)
     }
 }
 
+/* The code for processors without AVX-512, on any. */
+static void test_avx2_matches_twin(void **state)
+{
+    cpu_attn_block_choose(&cpu_attn_block_v3);
+    test_matches_twin(state);
+    test_cached_equals_whole(state);
+    test_rows_equal_whole(state);
+    cpu_attn_block_choose(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_equal_whole),
         cmocka_unit_test(test_matches_twin),
+        cmocka_unit_test(test_avx2_matches_twin),
         cmocka_unit_test(test_backward_is_the_derivative),
         cmocka_unit_test(test_large_scores_stay_finite),
         cmocka_unit_test(test_repeats_bit_for_bit),
