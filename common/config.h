@@ -96,6 +96,7 @@ struct config {
         int fixed_point_passes;
     } eval;
     struct {
+        int trainers;                           /* ranks */
         int trainer_threads, evaluator_threads; /* 0: every core; resolved at the run's creation */
         int evaluators;                         /* processes; 0 none */
         double heartbeat_seconds;               /* 1; dead after 3 */

@@ -214,6 +214,18 @@ static int check_eval(const struct config *c, const char **key, struct err *e)
     return 0;
 }
 
+static int check_process(const struct config *c, const char **key, struct err *e)
+{
+    int micros = c->train.batch_rows / c->train.micro_rows;
+    *key = "process.trainers";
+    if (c->process.trainers > micros)
+        return err_set(e, ERR_INPUT,
+            "%d are more than the micro-batches of a step (%d: train.batch_rows / "
+            "train.micro_rows)",
+            c->process.trainers, micros);
+    return 0;
+}
+
 /* The model's own check names its key first: "model.heads: 6 is not …". */
 static int check_model(const struct config *c, const char **key, struct err *e)
 {
@@ -239,5 +251,7 @@ int config_check(const struct config *c, const char **key, struct err *e)
         rc = check_train(c, key, e);
     if (rc == 0)
         rc = check_optim(c, key, e);
+    if (rc == 0)
+        rc = check_process(c, key, e);
     return rc < 0 ? rc : check_eval(c, key, e);
 }

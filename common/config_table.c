@@ -140,8 +140,10 @@ const struct config_key config_keys[] = {
         "passes of the fixed_point suite, fewer than data.seq_len; default: 64, at most half of "
         "it"},
 
+    {"process.trainers", CONFIG_INT, AT(process.trainers), 1, 1024, 0, "1",
+        "trainer processes, which share the rows of a step; more than one need OpenMPI"},
     {"process.trainer_threads", CONFIG_INT, AT(process.trainer_threads), 0, 4096, 0, "0",
-        "threads of a trainer; 0: every core"},
+        "threads of a trainer; 0: all trainers together take every core"},
     {"process.evaluator_threads", CONFIG_INT, AT(process.evaluator_threads), 0, 4096, 0, "1",
         "threads of an evaluator; 0: every core"},
     {"process.evaluators", CONFIG_INT, AT(process.evaluators), 0, 64, 0, "1",

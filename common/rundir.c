@@ -23,6 +23,13 @@ static const struct {
 } parts[] = {{"journal", 0755}, {"logs", 0755}, {"sock", 0700}, {"keys", 0700}, {"evals", 0755},
     {"checkpoints", 0755}};
 
+/* The trainers share the cores. */
+static int threads_each(int trainers)
+{
+    int each = process_cores() / trainers;
+    return each > 0 ? each : 1;
+}
+
 /* The config as the run keeps it: absolute paths, thread counts as numbers. */
 static int write_yaml(const char *dir, const char *parent, const struct config *c,
     const struct plan *p, struct err *e)
@@ -33,7 +40,7 @@ static int write_yaml(const char *dir, const char *parent, const struct config *
     resolved.run.dir = parent_copy;
     resolved.data = p->c.data;
     if (!resolved.process.trainer_threads)
-        resolved.process.trainer_threads = process_cores();
+        resolved.process.trainer_threads = threads_each(resolved.process.trainers);
     if (!resolved.process.evaluator_threads)
         resolved.process.evaluator_threads = process_cores();
     config_print(&resolved, &text);

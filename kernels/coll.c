@@ -226,8 +226,8 @@ static int meet(struct coll *c, struct err *e)
         return err_set(e, ERR_IO, "collectives: %s", why);
     if (rank != c->rank || world != c->world)
         return err_set(e, ERR_MISMATCH,
-            "collectives: the transport has this as rank %d of %d, expected %d of %d", rank, world,
-            c->rank, c->world);
+            "collectives: this is rank %d of %d to the transport, expected %d of %d (mpirun -n %d)",
+            rank, world, c->rank, c->world, c->world);
     return 0;
 }
 
@@ -325,7 +325,8 @@ int coll_wait(struct coll *c, coll_give_up_fn *give_up, void *ctx, struct err *e
         look_later(c);
         pthread_mutex_unlock(&c->lock);
         if (give_up && give_up(ctx))
-            rc = err_set(e, ERR_STOPPED, "collectives: given up while waiting for the other ranks");
+            rc = err_set(e, ERR_STOPPED,
+                "collectives: rank %d of %d gave up waiting for the others", c->rank, c->world);
         else if (clock_seconds() - start > c->settings.timeout_seconds)
             rc = err_set(e, ERR_TIMEOUT, "collectives: rank %d of %d waited %.0f s for the others",
                 c->rank, c->world, c->settings.timeout_seconds);
@@ -347,8 +348,7 @@ int coll_barrier(struct coll *c, coll_give_up_fn *give_up, void *ctx, struct err
 static int start_thread(struct coll *c, struct err *e)
 {
     pthread_condattr_t monotonic;
-    size_t bytes;
-    CHECK(mem_mul((size_t)c->world - 1, COLL_MESSAGE_BYTES, &bytes) == 0);
+    size_t bytes = coll_memory_bytes(c->world);
     c->work = mem_try_array(bytes, 1);
     if (!c->work)
         return err_set(e, ERR_NOMEM, "collectives: no memory for %zu bytes", bytes);
@@ -415,9 +415,9 @@ int coll_world(const struct coll *c)
     return c->world;
 }
 
-size_t coll_memory_bytes(const struct coll *c)
+size_t coll_memory_bytes(int world)
 {
-    return (size_t)(c->world - 1) * COLL_MESSAGE_BYTES;
+    return (size_t)(world - 1) * COLL_MESSAGE_BYTES;
 }
 
 int coll_load(const char *path, const struct coll_transport **out, struct err *e)

@@ -52,7 +52,7 @@ int coll_free(struct coll **c);
 
 int coll_rank(const struct coll *c);
 int coll_world(const struct coll *c);
-size_t coll_memory_bytes(const struct coll *c); /* taken at coll_open() */
+size_t coll_memory_bytes(int world); /* taken at coll_open() by a rank of so many */
 
 /* Reduce-scatter: the owner of each span gets the sum over ranks, elsewhere the span stays. */
 void coll_reduce(struct coll *c, float *base, const struct coll_span *spans, int n);

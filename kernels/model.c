@@ -168,6 +168,12 @@ int model_shared(const struct model *m)
     return m->sharing;
 }
 
+void model_on_final(struct model *m, model_final_fn *final, void *ctx)
+{
+    m->final = final;
+    m->final_ctx = ctx;
+}
+
 /* --- a micro-batch ---------------------------------------------------------------------------- */
 
 static int check_ids(const struct model_config *c, const struct model_batch *b, struct err *e)

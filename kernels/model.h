@@ -94,6 +94,14 @@ void model_train(
     struct model *m, const struct model_batch *b, float lambda, float scale, double *loss_sums);
 
 /*
+ * Tells during model_train() which gradients it has finished: those of the weights first … end − 1
+ * of the table, one group after another, while it goes on with the rest. Every weight once, those
+ * of the fusion only with more than one pass. NULL: nobody is told.
+ */
+typedef void model_final_fn(void *ctx, int first, int end);
+void model_on_final(struct model *m, model_final_fn *final, void *ctx);
+
+/*
  * Forward only, any number of passes: after each pass `visit` (may be NULL) gets host copies of
  * what it asked for: hidden (B, T, D), token losses (B, T), logits (B, T, V); NULL where not asked.
  * Returns 0, what visit returned when it was not 0, or ERR_NOMEM (the copies are allocated for the

@@ -145,16 +145,32 @@ static void fusion_backward(struct model *m, const struct pass_acts *p)
     linear_dx(d, s->dcarried, s->du, m->w.w_u, n, c->dim, c->dim, 1, 0);
 }
 
+static void tell_final(struct model *m, int first, int end)
+{
+    if (m->final)
+        m->final(m->final_ctx, first, end);
+}
+
+static int first_weight(const struct model_config *c, int layer)
+{
+    return layer < c->layers ? weight_layer(c, layer).input_norm : weight_norm(c);
+}
+
 /* Through the blocks of one pass: dh holds dL/dh, s.dx becomes dL/d(input). */
 static void pass_backward(
     struct model *m, const struct model_batch *b, struct pass_acts *p, const float *dh)
 {
     m->d->ops->rmsnorm_bwd(m->d, m->s.dx, 0, m->g.norm, dh, p->x_out, m->w.norm, p->rstd, p->rows.n,
         m->c.dim, m->s.norm_work);
+    int last = p == m->passes, norm = weight_norm(&m->c); /* pass 1 is the last to add to them */
+    if (last)
+        tell_final(m, norm, norm + 1);
     for (int l = m->c.layers - 1; l >= 0; l--) {
         model_layer_remake(m, b, p, l);
         mlp_backward(m, p->rows.n, l, &p->layers[l]);
         attn_backward(m, b, p, l);
+        if (last)
+            tell_final(m, first_weight(&m->c, l), first_weight(&m->c, l + 1));
     }
 }
 
@@ -229,14 +245,20 @@ static void backward(
         o->zero(m->d, m->s.dg, all * sizeof(float));
     if (m->sharing)
         share_backward_begin(m, b);
-    for (int k = last; k >= 0; k--)
+    for (int k = last; k >= 0; k--) {
+        if (k == 0 && last > 0)
+            tell_final(m, weight_w_u(&m->c), weight_w_u(&m->c) + 1);
         backward_of(m, b, k, k == 0 ? scale : scale * lambda / (float)last);
+    }
     if (m->sharing)
         share_loss_sums(m, b, loss_sums);
     else
         for (int k = 0; k <= last; k++)
             loss_sums[k] = o->sum(m->d, m->passes[k].losses, (size_t)n);
     input_backward(m, n, last > 0);
+    if (last > 0)
+        tell_final(m, weight_w_g(&m->c), weight_w_g(&m->c) + 1);
+    tell_final(m, weight_embed(), weight_embed() + 1);
 }
 
 void model_train(

@@ -129,6 +129,8 @@ struct model {
     struct weight_table table;
     void *memory[BLOCK_COUNT];
     float *params, *grads;
+    model_final_fn *final; /* with final_ctx */
+    void *final_ctx;
     struct tensors w, g;
     struct pass_acts *passes; /* host: lim.passes of them, one without training */
     struct input_acts in;

@@ -13,10 +13,11 @@
 
 #include "common/clock.h"
 
-#define FIRST_DELAY   0.5
-#define LONGEST_DELAY 30.0
-#define SETTLED       60.0
-#define EXIT_RESTART  111
+#define FIRST_DELAY    0.5
+#define LONGEST_DELAY  30.0
+#define SETTLED        60.0
+#define EXIT_RESTART   111
+#define EXIT_SIGNALLED 128 /* and the signal's number */
 
 static int log_open(const char *log_dir, const char *name, struct err *e)
 {
@@ -49,7 +50,7 @@ static void become(const struct child *c, int log, pid_t parent)
     dup2(null, 0);
     dup2(log, 1);
     dup2(log, 2);
-    execv(c->argv[0], c->argv);
+    execvp(c->argv[0], c->argv);
     dprintf(2, "%s: %s\n", c->argv[0], strerror(errno));
     _exit(1);
 }
@@ -80,7 +81,8 @@ enum child_verdict child_ended(struct child *c, int status, double now)
     c->state = CHILD_OUT;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return CHILD_LEFT;
-    if (WIFEXITED(status) && WEXITSTATUS(status) != EXIT_RESTART)
+    if (WIFEXITED(status) && WEXITSTATUS(status) != EXIT_RESTART &&
+        WEXITSTATUS(status) <= EXIT_SIGNALLED)
         return CHILD_FATAL;
     if (c->delay <= 0 || now - c->started_at >= SETTLED) {
         c->delay = FIRST_DELAY;

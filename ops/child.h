@@ -6,8 +6,9 @@
  *     if (child_ended(&c, status, now) == CHILD_RESTART)
  *         … when now ≥ c.restart_at: child_start() again
  *
- * What an exit means: 0 it left; 111 or a signal: restart it, until it has died too often one
- * after the other; anything else (1, 2, 100): do not, and the run stops. A child dies with its
+ * What an exit means: 0 it left; 111 or a signal (of its own or, from mpirun, 128 + that of a
+ * rank): restart it, until it has died too often one after the other; anything else (1, 2, 100): do
+ * not, and the run stops. A child dies with its
  * parent and leaves its terminal's Ctrl-C to the parent.
  */
 #ifndef OPS_CHILD_H
@@ -18,7 +19,7 @@
 #include "common/err.h"
 #include "common/mem.h"
 
-#define CHILD_MAX_ARGS   12
+#define CHILD_MAX_ARGS   32
 #define CHILD_MAX_DEATHS 20          /* in about eight minutes */
 #define CHILD_LOG_BYTES  (16u << 20) /* a log over this is moved to NAME.log.1 at the next start */
 
@@ -27,7 +28,8 @@ enum child_verdict { CHILD_LEFT, CHILD_RESTART, CHILD_FATAL };
 
 struct child {
     char name[32];              /* names its log: "trainer-0" */
-    char *argv[CHILD_MAX_ARGS]; /* NULL-terminated; argv[0] is a path; owned */
+    char *argv[CHILD_MAX_ARGS]; /* NULL-terminated; argv[0] is a path, or a name looked for in PATH;
+                                   owned */
     int nice;                   /* added to the niceness */
     enum child_state state;
     pid_t pid;

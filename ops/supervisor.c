@@ -77,11 +77,39 @@ static void add(struct supervisor *s, const char *bin_dir, const char *program, 
     }
 }
 
+/*
+ * Several ranks are one child, mpirun: it starts them on this machine and, when one dies, ends the
+ * others, so that all start again together. Ranks may be more than cores; none is bound to one;
+ * they speak through shared memory of the plain kind (process_vm_readv is forbidden in many
+ * containers).
+ */
+static void add_ranks(struct supervisor *s, const char *bin_dir, int world)
+{
+    static const char *const options[] = {"mpirun", "--allow-run-as-root", "--oversubscribe",
+        "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,vader", "--mca",
+        "btl_vader_single_copy_mechanism", "none", "--mca", "mpi_yield_when_idle", "1", "-n"};
+    struct child *c = &s->kids[s->count++];
+    size_t n = 0;
+    snprintf(c->name, sizeof c->name, "trainers");
+    for (; n < sizeof options / sizeof *options; n++)
+        c->argv[n] = mem_strdup(options[n]);
+    c->argv[n++] = mem_printf("%d", world);
+    c->argv[n++] = mem_printf("%s/%s", bin_dir, programs[2]);
+    c->argv[n++] = mem_strdup("--run");
+    c->argv[n++] = mem_strdup(s->run->path);
+    c->argv[n++] = mem_strdup("--world");
+    c->argv[n++] = mem_printf("%d", world);
+}
+
 static void add_all(struct supervisor *s, const char *bin_dir)
 {
+    int trainers = s->run->config.process.trainers;
     add(s, bin_dir, programs[0], "scheduler", NULL, NULL);
     add(s, bin_dir, programs[1], "loader", NULL, NULL);
-    add(s, bin_dir, programs[2], "trainer-0", "--rank", "0");
+    if (trainers > 1)
+        add_ranks(s, bin_dir, trainers);
+    else
+        add(s, bin_dir, programs[2], "trainer-0", "--rank", "0");
     for (int i = 0; i < s->run->config.process.evaluators && s->count < MAX_CHILDREN; i++) {
         char name[32], number[16];
         snprintf(name, sizeof name, "evaluator-%d", i);

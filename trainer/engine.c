@@ -23,6 +23,9 @@ struct engine {
     struct device *device;
     struct model *model;
     struct optimizer *optimizer;
+    struct coll *ranks; /* the caller's; NULL with one rank */
+    double *shared;     /* (parts + CONFIG_MAX_PASSES + 1): what the ranks add up after backward */
+    int last_micro;     /* the gradients that become final are those of the step */
 };
 
 /*
@@ -37,7 +40,7 @@ static void flush_denormals(int threads)
     _mm_setcsr(_mm_getcsr() | MXCSR_FLUSH_TO_ZERO | MXCSR_DENORMALS_ARE_ZERO);
 }
 
-static struct optimizer_settings optimizer_settings_of(const struct plan *p)
+static struct optimizer_settings optimizer_settings_of(const struct plan *p, int rank, int world)
 {
     return (struct optimizer_settings){.kind = p->c.optim.kind,
         .rest_lr_scale = p->c.optim.adam_lr / p->c.optim.lr,
@@ -48,7 +51,9 @@ static struct optimizer_settings optimizer_settings_of(const struct plan *p)
         .eps = p->c.optim.eps,
         .weight_decay = p->c.optim.weight_decay,
         .clip_norm = p->c.optim.clip_norm,
-        .fusion_lr_scale = p->c.optim.fusion_lr_scale};
+        .fusion_lr_scale = p->c.optim.fusion_lr_scale,
+        .rank = rank,
+        .world = world};
 }
 
 int engine_new(const struct engine_settings *settings, struct engine **out, struct err *e)
@@ -56,7 +61,8 @@ int engine_new(const struct engine_settings *settings, struct engine **out, stru
     struct engine *g = mem_array(1, sizeof *g);
     static const enum recompute none[CONFIG_MAX_PASSES];
     const enum recompute *recompute = settings->recompute ? settings->recompute : none;
-    struct optimizer_settings optim = optimizer_settings_of(settings->plan);
+    struct optimizer_settings optim =
+        optimizer_settings_of(settings->plan, settings->rank, settings->world);
     struct model_limits limits = plan_model_limits(settings->plan, recompute);
     g->plan = settings->plan;
     g->rank = settings->rank;
@@ -71,6 +77,10 @@ int engine_new(const struct engine_settings *settings, struct engine **out, stru
     }
     if (rc == 0)
         rc = optimizer_new(g->device, model_weights(g->model), &optim, &g->optimizer, e);
+    if (rc == 0) {
+        size_t parts = (size_t)optimizer_shards(g->optimizer)->count;
+        g->shared = mem_array(parts + CONFIG_MAX_PASSES + 1, sizeof *g->shared);
+    }
     if (rc < 0)
         engine_free(&g);
     *out = g;
@@ -82,6 +92,7 @@ void engine_free(struct engine **pg)
     struct engine *g = *pg;
     if (!g)
         return;
+    free(g->shared);
     optimizer_free(&g->optimizer);
     if (g->model)
         model_free(&g->model);
@@ -89,6 +100,24 @@ void engine_free(struct engine **pg)
         device_free(&g->device);
     free(g);
     *pg = NULL;
+}
+
+/* Final gradients go to their owners while backward goes on. */
+static void on_final(void *ctx, int first, int end)
+{
+    struct engine *g = ctx;
+    const struct shards *s = optimizer_shards(g->optimizer);
+    if (g->last_micro)
+        coll_reduce(g->ranks, model_grads(g->model), s->spans + s->first[first],
+            s->first[end] - s->first[first]);
+}
+
+void engine_join(struct engine *g, struct coll *ranks)
+{
+    CHECK(coll_world(ranks) == g->world && coll_rank(ranks) == g->rank);
+    g->ranks = ranks;
+    if (g->world > 1)
+        model_on_final(g->model, on_final, g);
 }
 
 static size_t params_bytes(const struct engine *g)
@@ -235,12 +264,12 @@ int engine_load(struct engine *g, const char *dir, int64_t step, struct err *e)
     return rc == 0 ? g->device->ops->sync(g->device, e) : rc;
 }
 
-/* Sums to means, and the objective from them. */
-static void report_losses(struct engine_report *r, const double *sums, double lambda)
+/* Sums over `tokens` to means, and the objective from them. */
+static void report_losses(struct engine_report *r, const double *sums, double tokens, double lambda)
 {
     double extra = 0;
     for (int k = 0; k < r->passes; k++) {
-        r->losses[k] = sums[k] / (double)r->tokens;
+        r->losses[k] = sums[k] / tokens;
         if (k > 0)
             extra += r->losses[k];
     }
@@ -275,26 +304,67 @@ static void run_micro(
     r->digest.content += micro.digest.content;
 }
 
+static int wait_for_ranks(struct engine *g, engine_abandon_fn *abandon, void *ctx, struct err *e)
+{
+    return g->world > 1 ? coll_wait(g->ranks, abandon, ctx, e) : 0;
+}
+
+/* Everyone gets the updated parts; the fusion's, the last of the table, only where they moved. */
+static int spread_params(
+    struct engine *g, int passes, engine_abandon_fn *abandon, void *ctx, struct err *e)
+{
+    const struct shards *s = optimizer_shards(g->optimizer);
+    int n = s->count;
+    while (passes == 1 && n > 0 && s->table->items[s->weight[n - 1]].group == WEIGHT_FUSION)
+        n--;
+    if (g->world > 1)
+        coll_gather(g->ranks, model_params(g->model), s->spans, n);
+    return wait_for_ranks(g, abandon, ctx, e);
+}
+
+/* What follows the last backward: the ranks' gradients and losses become one update. */
+static int update(struct engine *g, const double *sums, engine_abandon_fn *abandon, void *ctx,
+    struct engine_report *r, struct err *e)
+{
+    int parts = optimizer_shards(g->optimizer)->count;
+    double *losses = g->shared + parts, *tokens = losses + r->passes;
+    struct optimizer_result result;
+    int rc = wait_for_ranks(g, abandon, ctx, e);
+    if (rc < 0)
+        return rc;
+    optimizer_sums(g->optimizer, model_grads(g->model), r->passes, g->shared);
+    memcpy(losses, sums, (size_t)r->passes * sizeof *sums);
+    *tokens = (double)r->tokens;
+    if (g->world > 1)
+        coll_sum(g->ranks, g->shared, parts + r->passes + 1);
+    if ((rc = wait_for_ranks(g, abandon, ctx, e)) < 0)
+        return rc;
+    report_losses(r, losses, *tokens, g->plan->c.train.lambda);
+    optimizer_apply(g->optimizer, model_params(g->model), model_grads(g->model), g->shared, r->lr,
+        r->passes, &result);
+    r->grad_norm = result.grad_norm;
+    r->skipped = result.skipped;
+    return result.skipped ? 0 : spread_params(g, r->passes, abandon, ctx, e);
+}
+
 int engine_step(struct engine *g, struct feed *f, int64_t step, engine_abandon_fn *abandon,
-    void *ctx, struct engine_report *out)
+    void *ctx, struct engine_report *out, struct err *e)
 {
     double sums[CONFIG_MAX_PASSES] = {0};
-    struct optimizer_result result;
-    float *grads = model_grads(g->model);
     CHECK(feed_ready(f, step));
+    CHECK(g->world == 1 || g->ranks);
+    CHECK(g->world <= feed_micros(f));
     *out = (struct engine_report){
         .step = step, .passes = plan_passes(g->plan, step), .lr = plan_lr(g->plan, step)};
-    g->device->ops->zero(g->device, grads, params_bytes(g));
+    g->device->ops->zero(g->device, model_grads(g->model), params_bytes(g));
     for (int m = g->rank; m < feed_micros(f); m += g->world) {
         if (abandon && abandon(ctx))
             return 0;
+        g->last_micro = m + g->world >= feed_micros(f);
         run_micro(g, f, m, out, sums);
     }
-    report_losses(out, sums, g->plan->c.train.lambda);
-    optimizer_update(g->optimizer, model_params(g->model), grads, out->lr, out->passes, &result);
-    out->grad_norm = result.grad_norm;
-    out->skipped = result.skipped;
-    return 1;
+    int rc = update(g, sums, abandon, ctx, out, e);
+    return rc < 0 ? rc : 1;
 }
 
 struct saver_source engine_source(const struct engine *g)

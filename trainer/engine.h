@@ -14,6 +14,7 @@
 #include "common/cursor.h"
 #include "common/err.h"
 #include "common/plan.h"
+#include "kernels/coll.h"
 #include "kernels/model.h"
 #include "trainer/feed.h"
 #include "trainer/plan_memory.h"
@@ -28,7 +29,8 @@ struct engine_settings {
     const enum recompute *recompute; /* by pass (CONFIG_MAX_PASSES); NULL: none */
 };
 
-/* One finished step, as it is reported. Losses are means over this rank's counted targets. */
+/* One finished step, as it is reported. Losses and norm are of all ranks; rows, tokens and digest
+ * of this one. */
 struct engine_report {
     int64_t step;
     int passes;
@@ -41,11 +43,15 @@ struct engine_report {
     struct step_digest digest;
 };
 
-/* Asked before each micro-batch: nonzero abandons the step. */
+/* Asked before each micro-batch and while waiting for other ranks: nonzero abandons the step. */
 typedef int engine_abandon_fn(void *ctx);
 
 int engine_new(const struct engine_settings *settings, struct engine **out, struct err *e);
 void engine_free(struct engine **g);
+
+/* The ranks it computes with; before the first step, and once. The coll stays the caller's. With
+ * one rank it may be left out. */
+void engine_join(struct engine *g, struct coll *ranks);
 
 /* The weights of the plan's seed, or of the checkpoint that train.init_from names; an optimizer
  * that has done nothing. */
@@ -56,10 +62,12 @@ int engine_load(struct engine *g, const char *dir, int64_t step, struct err *e);
 
 /*
  * Runs `step` on the rows the feed holds. 1: done, *out filled; 0: abandoned before the update
- * (weights and optimizer are as before). The feed keeps its rows until feed_done().
+ * (weights and optimizer are as before). Negative: the other ranks cannot be waited for any longer,
+ * and this one is out of step with them: the process has to end. The feed keeps its rows until
+ * feed_done().
  */
 int engine_step(struct engine *g, struct feed *f, int64_t step, engine_abandon_fn *abandon,
-    void *ctx, struct engine_report *out);
+    void *ctx, struct engine_report *out, struct err *e);
 
 /* What the saver copies, and the tables it is laid out by: of the weights, of the second moments.
  */

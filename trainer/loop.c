@@ -27,8 +27,11 @@
 #define EXIT_INPUT      1
 #define EXIT_DO_NOT     100
 #define EXIT_RESTART    111
-#define GIVE_UP_SECONDS 60 /* scheduler gone for so long */
-#define LEAVE_SECONDS   20 /* leaving may take so long, then the process ends by force */
+#define GIVE_UP_SECONDS 60  /* scheduler gone for so long */
+#define LEAVE_SECONDS   20  /* leaving may take so long, then the process ends by force */
+#define TORN_SECONDS    4   /* the same without the other ranks, who wait for this one to be gone */
+#define RANKS_SECONDS   120 /* for other ranks of which the scheduler says nothing */
+#define RANKS_OBJECT    "fb-coll-mpi.so" /* beside this program */
 #define FEED_RETRY_MS   2000
 #define GRANT_WINDOW    64  /* grants may run ahead of the steps by so many */
 #define WAIT_MS         250 /* longest sleep of the loop */
@@ -40,6 +43,7 @@ struct trainer {
     struct uplink *uplink;
     struct feed *feed;
     struct engine *engine;
+    struct coll *ranks;
     struct saver *saver;
     int signal_fd;
     int rank, world;
@@ -55,6 +59,7 @@ struct trainer {
     struct saver_result saved;        /* the last result; step −1 none */
     double saver_wait;                /* seconds spent waiting for the save before */
     double idle_since;                /* the end of the last step, or of loading */
+    int torn;                         /* out of step with the other ranks, for good */
     int leaving;                      /* the loop ends with `status` */
     int status;
     char reason[1024]; /* for BYE */
@@ -321,8 +326,14 @@ static int take_messages(struct trainer *t, struct err *e)
 static void run_step(struct trainer *t)
 {
     struct engine_report r;
+    struct err e = {0};
     double start = clock_seconds(), waited = start - t->idle_since;
-    if (!engine_step(t->engine, t->feed, t->step, step_is_void, t, &r))
+    int rc = engine_step(t->engine, t->feed, t->step, step_is_void, t, &r, &e);
+    if (rc < 0) {
+        t->torn = 1;
+        leave(t, EXIT_RESTART, e.msg);
+    }
+    if (rc <= 0)
         return;
     t->idle_since = clock_seconds();
     if (r.skipped)
@@ -389,17 +400,53 @@ static int loop(struct trainer *t, struct err *e)
     while (!t->leaving) {
         if (stop_signalled(t)) {
             log_info("asked to leave by a signal", "step=%" PRId64, t->step);
-            leave(t, 0, "asked to leave by a signal");
+            /* Several ranks start over together, or not at all. */
+            t->torn = t->world > 1;
+            leave(t, t->torn ? EXIT_RESTART : 0, "asked to leave by a signal");
             break;
         }
         int rc = turn(t, e);
         if (rc < 0)
             leave(t, status_of(rc), e->msg);
     }
+    if (t->status)
+        err_set(e, ERR_STOPPED, "%s", t->reason);
     return t->status;
 }
 
 /* -- opening and closing -------------------------------------------------------------------- */
+
+/* The shared object lies beside the program. */
+static int load_transport(const struct coll_transport **out, struct err *e)
+{
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n < 0)
+        return err_errno(e, "/proc/self/exe");
+    self[n] = 0;
+    char *dir = fs_dirname(self), *path = mem_printf("%s/" RANKS_OBJECT, dir);
+    int rc = coll_load(path, out, e);
+    if (rc < 0)
+        err_prefix(e, "several ranks need OpenMPI (ops/setup, then make)");
+    free(path);
+    free(dir);
+    return rc;
+}
+
+static int open_ranks(struct trainer *t, struct err *e)
+{
+    struct coll_settings s = {.rank = t->rank, .world = t->world, .timeout_seconds = RANKS_SECONDS};
+    int micros = t->run.plan.c.train.batch_rows / t->run.plan.c.train.micro_rows;
+    if (t->world > micros)
+        return err_set(e, ERR_INPUT, "%d ranks for %d micro-batches a step: right is at most %d",
+            t->world, micros, micros);
+    int rc = t->world > 1 ? load_transport(&s.transport, e) : 0;
+    if (rc == 0)
+        rc = coll_open(&s, &t->ranks, e);
+    if (rc == 0)
+        engine_join(t->engine, t->ranks);
+    return rc;
+}
 
 static int open_worker(struct trainer *t, const struct loop_settings *s, struct err *e)
 {
@@ -409,6 +456,8 @@ static int open_worker(struct trainer *t, const struct loop_settings *s, struct 
         .world = s->world,
         .recompute = t->run.config.train.recompute};
     int rc = engine_new(&engine, &t->engine, e);
+    if (rc == 0)
+        rc = open_ranks(t, e);
     if (rc < 0)
         return rc;
     struct saver_settings saver = {.root = t->checkpoints,
@@ -472,9 +521,9 @@ static int open_trainer(struct trainer *t, const struct loop_settings *s, struct
         rc = open_sockets(t, s, e);
     if (rc < 0)
         return rc;
-    log_info("ready", "run=%s plan=%.12s parameters=%" PRId64 " threads=%d pid=%d", t->run.path,
-        t->run.plan.hash, model_config_params(&t->run.plan.c.model), engine_threads(t->engine),
-        (int)getpid());
+    log_info("ready", "run=%s plan=%.12s parameters=%" PRId64 " world=%d threads=%d pid=%d",
+        t->run.path, t->run.plan.hash, model_config_params(&t->run.plan.c.model), t->world,
+        engine_threads(t->engine), (int)getpid());
     log_memory(t);
     return 0;
 }
@@ -507,8 +556,12 @@ static void close_trainer(struct trainer *t)
 {
     log_peak(t);
     log_feed(t);
-    alarm(LEAVE_SECONDS); /* SIGALRM is not blocked: whatever hangs below ends then */
+    alarm(t->torn ? TORN_SECONDS : LEAVE_SECONDS); /* not blocked: whatever hangs below ends then */
     uplink_stop(&t->uplink, t->reason);
+    if (t->torn)
+        return; /* nothing may be waited for; the process ends now */
+    if (coll_free(&t->ranks) < 0)
+        log_warn("the other ranks did not take leave", "rank=%d world=%d", t->rank, t->world);
     feed_free(&t->feed);
     saver_free(&t->saver);
     engine_free(&t->engine);
@@ -522,21 +575,18 @@ static void close_trainer(struct trainer *t)
 
 int loop_run(const struct loop_settings *settings, struct err *e)
 {
-    struct trainer t = {.signal_fd = -1, .save_at = -1, .saving = -1};
+    struct trainer t = {.signal_fd = -1,
+        .save_at = -1,
+        .saving = -1,
+        .rank = settings->rank,
+        .world = settings->world};
     t.saved.step = -1;
-    t.rank = settings->rank;
-    t.world = settings->world;
-    if (settings->world != 1) {
-        err_set(e, ERR_UNSUPPORTED,
-            "--world %d: several ranks come with the collectives, expected --world 1",
-            settings->world);
-        return EXIT_INPUT;
-    }
     if (rundir_open(settings->run_dir, &t.run, e) < 0)
         return EXIT_INPUT;
     t.checkpoints = rundir_path(&t.run, "checkpoints");
     int rc = open_trainer(&t, settings, e);
     int status = rc < 0 ? status_of(rc) : loop(&t, e);
+    t.torn |= t.world > 1 && status != 0;
     close_trainer(&t);
     return status;
 }

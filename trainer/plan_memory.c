@@ -11,6 +11,7 @@
 /* The program's pages, its libraries' and their buffers, sockets, stacks: measured as what is left
  * of the peak when everything else is taken off (9 to 12 MB). */
 #define PROGRAM_BYTES ((size_t)11 << 20)
+#define MPI_BYTES     ((size_t)16 << 20) /* MPI's own, the same way */
 
 struct model_limits plan_model_limits(const struct plan *p, const enum recompute *recompute)
 {
@@ -67,6 +68,8 @@ int plan_memory_make(const struct plan *p, const enum recompute *recompute, stru
     add(out, "loading", "weights or moments on their way in, at start",
         (size_t)table.total * sizeof(float));
     add(out, "feed", "rows of the coming steps", feed_planned_bytes(p, rank.world));
+    if (rank.world > 1)
+        add(out, "ranks", "what other ranks send", coll_memory_bytes(rank.world) + MPI_BYTES);
     add(out, "program", "program and libraries", PROGRAM_BYTES);
     weight_table_release(&table);
     return 0;

@@ -20,7 +20,7 @@ struct plan_memory_part {
 };
 
 struct plan_memory {
-    struct plan_memory_part parts[8 + CONFIG_MAX_PASSES];
+    struct plan_memory_part parts[9 + CONFIG_MAX_PASSES];
     int count;
     size_t total;
     int passes;  /* sets of activations */

@@ -409,13 +409,14 @@ static void test_states_that_cannot_be_loaded(void **state)
     }
 }
 
+/* Two ranks: without mpirun, or without OpenMPI, there is nobody to train with. */
 static void test_wrong_usage(void **state)
 {
     struct fixture *f = *state;
     static const struct {
         const char *option;
         int status;
-    } cases[] = {{"--world=2", 1}, {"--world=0", 2}, {"--rank=1", 2}, {"--rank=x", 2},
+    } cases[] = {{"--world=2", 100}, {"--world=0", 2}, {"--rank=1", 2}, {"--rank=x", 2},
         {"--nonsense", 2}, {"extra", 2}, {"--run=/nonexistent", 1}, {"--help", 0}};
     json_decref(hear(f, WIRE_HELLO, 0));
     kill(f->trainer, SIGTERM);
