@@ -24,6 +24,11 @@ void log_set_level(enum log_level min)
     log_min = min;
 }
 
+int log_is_told(uint64_t n)
+{
+    return n <= 20 || (n & (n - 1)) == 0;
+}
+
 /* -- one line -- */
 
 #define LINE_BYTES 2048

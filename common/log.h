@@ -9,6 +9,8 @@
 #ifndef COMMON_LOG_H
 #define COMMON_LOG_H
 
+#include <stdint.h>
+
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
 /* Sets the identity printed in each line; rank < 0 leaves it out. */
@@ -21,6 +23,9 @@ void log_set_level(enum log_level min);
  */
 void log_line(enum log_level level, const char *msg, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Whether the n-th of a kind that may come in floods (from 1) is told: ever fewer are. */
+int log_is_told(uint64_t n);
 
 #define log_debug(...) log_line(LOG_DEBUG, __VA_ARGS__)
 #define log_info(...)  log_line(LOG_INFO, __VA_ARGS__)

@@ -54,7 +54,7 @@ struct loader {
     struct buf body;
     char *sock;
     int signals, lock;
-    uint64_t naks, rereads;
+    uint64_t naks, rereads, dropped;
 };
 
 /* -- command line -- */
@@ -164,8 +164,9 @@ static void send_nak(struct loader *l, const struct message *m, const struct err
 {
     int retry = why->code == ERR_IO || why->code == ERR_NOMEM;
     json_t *j = json_pack("{s:o, s:b}", "reason", json_text(why->msg), "retry", retry);
-    l->naks++;
-    log_warn("request refused", "peer=%s retry=%d reason=\"%s\"", m->peer, retry, why->msg);
+    if (log_is_told(++l->naks))
+        log_warn("request refused", "peer=%s retry=%d reason=\"%s\" refused=%llu", m->peer, retry,
+            why->msg, (unsigned long long)l->naks);
     endpoint_send_json(
         l->serving, m->peer, WIRE_NAK, m->head.run_epoch, m->head.request_id, j, NULL);
 }
@@ -206,7 +207,9 @@ static int serve_requests(struct loader *l, struct err *e)
         struct message m;
         int rc = endpoint_recv(l->serving, 0, &m, e);
         if (rc == ERR_CORRUPT || rc == ERR_MISMATCH || rc == ERR_INPUT) {
-            log_warn("message dropped", "reason=\"%s\"", e->msg);
+            if (log_is_told(++l->dropped))
+                log_warn("message dropped", "reason=\"%s\" dropped=%llu", e->msg,
+                    (unsigned long long)l->dropped);
             continue;
         }
         if (rc <= 0)

@@ -77,7 +77,7 @@ void complain(struct scheduler *s, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     keep_warning(s, text);
-    if (n <= 20 || (n & (n - 1)) == 0)
+    if (log_is_told(n))
         log_warn("message dropped", "run_epoch=%u why=\"%s\" dropped=%llu", s->epoch, text,
             (unsigned long long)n);
 }
@@ -326,12 +326,11 @@ static int check_world(const struct scheduler *s, const struct hello *h, struct 
  * 1: the same process says HELLO again, as it does when we were silent (a slow disk under a
  * commit), and there is nothing to undo. A trainer that has begun anew is in no run epoch.
  */
-static int is_repeat(const struct scheduler *s, const struct attendee *a, uint32_t run_epoch,
-    const struct hello *h)
+static int is_repeat(
+    const struct scheduler *s, const struct attendee *a, uint32_t run_epoch, const struct hello *h)
 {
     return a && a->pid == h->pid && a->role == h->role && a->rank == h->rank &&
-           a->world == h->world &&
-           (h->role != ROLE_TRAINER || !a->active || run_epoch == s->epoch);
+           a->world == h->world && (h->role != ROLE_TRAINER || !a->active || run_epoch == s->epoch);
 }
 
 /* Whoever holds the peer's name or its place leaves it. */

@@ -2,7 +2,8 @@
 # Exact resume: one tiny run trained three times must end in the same bits.
 #
 #   whole    never stopped
-#   stopped  ended by ops/stop, then by SIGTERM, each time continued by ops/resume
+#   stopped  ended by ops/stop, then by SIGTERM, each time continued by ops/resume; once with a byte of the
+#            newest checkpoint changed in between
 #   killed   every daemon, and once the supervisor, killed with -9 at seeded moments; some stalled with
 #            SIGSTOP, so that the others take them for dead and they come back as zombies
 #
@@ -168,12 +169,23 @@ run_whole() {
     finished whole || fail "whole: no $last"
 }
 
+# damage_newest NAME: changes a byte in the middle of the newest checkpoint's weights
+damage_newest() {
+    local dirs=("$work/runs/$1"/checkpoints/step-*) file byte
+    [ ${#dirs[@]} -ge 2 ] || fail "$1: no second checkpoint to fall back on"
+    file=${dirs[-1]}/model.safetensors
+    byte=$(($(stat -c %s "$file") / 2))
+    printf '%b' "\\0$(printf %o $(($(od -An -tu1 -j $byte -N 1 "$file") ^ 64)))" |
+        dd of="$file" bs=1 seek=$byte conv=notrunc status=none
+}
+
 run_stopped() {
     launch stopped
     wait_steps stopped 13
     ops/stop "$work/runs/stopped" >>"$work/stopped.log" 2>&1 || fail "stopped: ops/stop"
     await stopped
     ! finished stopped || fail "stopped: was finished before it was stopped"
+    damage_newest stopped
     start stopped ops/resume "$work/runs/stopped"
     wait_steps stopped 14
     kill -TERM "$supervisor"
@@ -182,6 +194,8 @@ run_stopped() {
     start stopped ops/resume "$work/runs/stopped"
     await stopped
     finished stopped || fail "stopped: no $last"
+    compgen -G "$work/runs/stopped/checkpoints/damaged-step-*" >/dev/null ||
+        fail "stopped: the damaged checkpoint was not noticed"
 }
 
 # kill_one PROGRAM: after a seeded number of steps, somewhere within a step
