@@ -16,6 +16,7 @@
 #include "common/mem.h"
 #include "common/rng.h"
 #include "common/version.h"
+#include "tests/unit/temp_dir.h"
 
 #define SHA "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -84,15 +85,11 @@ int rig_try_start(struct rig *r, struct err *e)
 
 void rig_prepare(struct rig *r, const char *yaml)
 {
-    const char *tmp = getenv("TMPDIR");
     memset(r, 0, sizeof *r);
     r->now = 1000;
     log_set_level(LOG_ERROR + 1);
     /* In memory where that is possible: everything here is synced, and nobody pulls the plug. */
-    if (!tmp)
-        tmp = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(r->dir, sizeof r->dir, "%s/fb-scheduler-XXXXXX", tmp);
-    assert_non_null(mkdtemp(r->dir));
+    r->dir = temp_dir_make_in_memory();
     make_run(r, yaml);
 }
 
@@ -109,7 +106,7 @@ void rig_close(struct rig *r)
     scheduler_free(&r->s);
     forget(r);
     rundir_release(&r->run);
-    assert_int_equal(fs_remove_tree(r->dir, NULL), 0);
+    temp_dir_remove(&r->dir);
 }
 
 void rig_restart(struct rig *r)

@@ -10,7 +10,7 @@
 #define RIG_BEAT 1000 /* ms */
 
 struct rig {
-    char dir[256];
+    char *dir;
     struct rundir run;
     struct scheduler *s;
     int64_t now;

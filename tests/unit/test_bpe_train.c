@@ -15,6 +15,7 @@
 #include "common/rng.h"
 #include "common/split.h"
 #include "common/word_count.h"
+#include "tests/unit/temp_dir.h"
 #include "tests/unit/tok_help.h"
 
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
@@ -156,14 +157,6 @@ static void test_naive_twin(void **state)
 
 /* -- files -- */
 
-static char *make_dir(void)
-{
-    const char *tmp = getenv("TMPDIR");
-    char *dir = mem_printf("%s/bpe_train.XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(dir));
-    return dir;
-}
-
 static void train_files(char *const *paths, size_t n, int threads, size_t max_words,
     struct buf *json, struct bpe_train_stats *stats)
 {
@@ -185,7 +178,7 @@ static void test_threads_and_order(void **state)
 {
     (void)state;
     static const size_t sizes[] = {100, 5 << 20, 0, 700000, 3 << 20};
-    char *dir = make_dir(), *paths[COUNT(sizes)], *backwards[COUNT(sizes)];
+    char *dir = temp_dir_make(), *paths[COUNT(sizes)], *backwards[COUNT(sizes)];
     struct buf text = BUF_INIT, all = BUF_INIT, first = BUF_INIT, other = BUF_INIT;
     struct bpe_train_stats stats = {0};
     struct err e = {0};
@@ -217,8 +210,7 @@ static void test_threads_and_order(void **state)
     assert_string_equal(other.data, first.data);
     for (size_t i = 0; i < COUNT(sizes); i++)
         free(paths[i]);
-    assert_int_equal(fs_remove_tree(dir, &e), 0);
-    free(dir);
+    temp_dir_remove(&dir);
     buf_release(&text);
     buf_release(&all);
     buf_release(&first);
@@ -229,7 +221,7 @@ static void test_threads_and_order(void **state)
 static void test_cut_character(void **state)
 {
     (void)state;
-    char *dir = make_dir(), *path = mem_printf("%s/one-line.txt", dir);
+    char *dir = temp_dir_make(), *path = mem_printf("%s/one-line.txt", dir);
     struct buf text = BUF_INIT, json = BUF_INIT;
     struct bpe_train_stats stats;
     struct tok_model m;
@@ -242,9 +234,8 @@ static void test_cut_character(void **state)
     tok_model_read(json.data, json.len, &m);
     assert_int_not_equal(tok_model_find(&m, "æĹ¥"), UINT32_MAX); /* the bytes e6 97 a5 */
     tok_model_release(&m);
-    assert_int_equal(fs_remove_tree(dir, &e), 0);
+    temp_dir_remove(&dir);
     free(path);
-    free(dir);
     buf_release(&text);
     buf_release(&json);
 }

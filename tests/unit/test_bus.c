@@ -15,11 +15,12 @@
 #include "common/bus.h"
 #include "common/fs.h"
 #include "common/mem.h"
+#include "tests/unit/temp_dir.h"
 
 #define WAIT_MS 5000 /* more than any of these ever takes; only a failure waits so long */
 
 struct fixture {
-    char dir[256];
+    char *dir;
     struct bus *bus;
     struct endpoint *router;
     char *path;
@@ -28,9 +29,7 @@ struct fixture {
 static void open_at(struct fixture *f, const char *sub)
 {
     struct err e = {0};
-    const char *tmp = getenv("TMPDIR");
-    snprintf(f->dir, sizeof f->dir, "%s/fb-bus-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(f->dir));
+    f->dir = temp_dir_make();
     f->path = mem_printf("%s/%scontrol", f->dir, sub);
     char *parent = fs_dirname(f->path);
     assert_int_equal(fs_mkdir_p(parent, 0700, &e), 0);
@@ -41,11 +40,10 @@ static void open_at(struct fixture *f, const char *sub)
 
 static void close_all(struct fixture *f)
 {
-    struct err e = {0};
     endpoint_close(&f->router);
     bus_free(&f->bus);
     free(f->path);
-    assert_int_equal(fs_remove_tree(f->dir, &e), 0);
+    temp_dir_remove(&f->dir);
 }
 
 static void send_text(struct endpoint *ep, const char *peer, int type, const char *text)

@@ -19,23 +19,24 @@
 #include "common/checkpoint.h"
 #include "common/fs.h"
 #include "common/rng.h"
+#include "tests/unit/temp_dir.h"
 
 #define PLAN "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-static char root[256];
+static char *root;
 
 static int set_up(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
-    snprintf(root, sizeof root, "%s/fb-checkpoint-XXXXXX", tmp ? tmp : "/tmp");
-    return mkdtemp(root) ? 0 : -1;
+    root = temp_dir_make();
+    return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    return fs_remove_tree(root, NULL);
+    temp_dir_remove(&root);
+    return 0;
 }
 
 /* root/step-…/name, to be freed. */

@@ -18,23 +18,22 @@
 #include "common/fs.h"
 #include "ops/child.h"
 #include "ops/last_error.h"
+#include "tests/unit/temp_dir.h"
 
 static char *dir;
 
 static int make_dir(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
     (void)state;
-    dir = mem_printf("%s/fullband-child-XXXXXX", tmp ? tmp : "/tmp");
-    return mkdtemp(dir) ? 0 : -1;
+    dir = temp_dir_make();
+    return 0;
 }
 
 static int remove_dir(void **state)
 {
     (void)state;
-    int rc = fs_remove_tree(dir, NULL);
-    free(dir);
-    return rc;
+    temp_dir_remove(&dir);
+    return 0;
 }
 
 #define EXITED(n) ((n) << 8)

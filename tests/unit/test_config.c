@@ -15,6 +15,7 @@
 #include "common/fs.h"
 #include "common/model_preset.h"
 #include "common/yaml_tree.h"
+#include "tests/unit/temp_dir.h"
 
 /* The least a config needs, on lines 1 to 3. */
 #define DATA "data:\n  tokenizer: tok.json\n  sources: [{name: a, path: /d/a}]\n"
@@ -416,9 +417,7 @@ static void write_file(const char *path, const char *text)
 static void test_missing_files(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
-    char *dir = mem_printf("%s/config-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    char *dir = temp_dir_make();
     char *path = mem_printf("%s/c.yaml", dir), *tok = mem_printf("%s/t.json", dir);
     char *yaml =
         mem_printf("data:\n  tokenizer: %s\n  sources:\n    - {name: a, path: %s}\n", tok, dir);
@@ -441,12 +440,11 @@ static void test_missing_files(void **state)
     write_file(manifest, "{}");
     assert_int_equal(config_load(path, NULL, 0, &c, &e), 0);
     config_release(&c);
-    assert_int_equal(fs_remove_tree(dir, &e), 0);
+    temp_dir_remove(&dir);
     free(manifest);
     free(yaml);
     free(tok);
     free(path);
-    free(dir);
 }
 
 /* Large texts stop at a bound, not at the end of memory. */

@@ -10,9 +10,9 @@
 
 #include "common/batch.h"
 #include "common/clock.h"
-#include "common/fs.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "tests/unit/temp_dir.h"
 #include "trainer/feed.h"
 
 #define SEQ        8
@@ -25,7 +25,7 @@
 #define PATIENCE   30.0 /* seconds for what must come */
 
 struct fixture {
-    char dir[512], sock[600];
+    char *dir, sock[600];
     struct plan plan;
     struct bus *bus;
     struct endpoint *loader;
@@ -63,9 +63,7 @@ static int setup(void **state)
 {
     struct fixture *f = mem_array(1, sizeof *f);
     struct err e;
-    const char *tmp = getenv("TMPDIR");
-    snprintf(f->dir, sizeof f->dir, "%s/feed.XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(f->dir));
+    f->dir = temp_dir_make();
     snprintf(f->sock, sizeof f->sock, "%s/loader", f->dir);
     plan_fill(&f->plan);
     assert_int_equal(bus_new(&f->bus, &e), 0);
@@ -80,7 +78,7 @@ static int teardown(void **state)
     feed_free(&f->feed);
     endpoint_close(&f->loader);
     bus_free(&f->bus);
-    assert_int_equal(fs_remove_tree(f->dir, NULL), 0);
+    temp_dir_remove(&f->dir);
     free(f);
     return 0;
 }

@@ -14,20 +14,19 @@
 #include "common/fs.h"
 #include "common/hash.h"
 #include "common/safetensors.h"
+#include "tests/unit/temp_dir.h"
 
 static int make_dir(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
-    char *dir = mem_printf("%s/fb-fs-XXXXXX", tmp ? tmp : "/tmp");
-    *state = mkdtemp(dir);
-    return *state ? 0 : -1;
+    *state = temp_dir_make();
+    return 0;
 }
 
 static int remove_dir(void **state)
 {
-    int rc = fs_remove_tree(*state, NULL);
-    free(*state);
-    return rc;
+    char *dir = *state;
+    temp_dir_remove(&dir);
+    return 0;
 }
 
 static int read_whole(const char *path, struct err *e)

@@ -19,6 +19,7 @@
 #include "loader/ingest.h"
 #include "loader/inspect.h"
 #include "loader/source.h"
+#include "tests/unit/temp_dir.h"
 #include "tests/unit/text_case.h"
 
 static char *dir, *tokenizer_path;
@@ -41,9 +42,7 @@ static void write_corpus(const char *under, int count)
 static int set_up(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
-    dir = mem_printf("%s/fb-ingest-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    dir = temp_dir_make();
     text_case_tokenizer(dir, "tokenizer.json");
     tokenizer_path = part("tokenizer.json");
     return 0;
@@ -52,9 +51,8 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    assert_int_equal(fs_remove_tree(dir, NULL), 0);
+    temp_dir_remove(&dir);
     free(tokenizer_path);
-    free(dir);
     return 0;
 }
 

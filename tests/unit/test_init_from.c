@@ -20,6 +20,7 @@
 #include "common/plan.h"
 #include "common/safetensors.h"
 #include "loader/ingest.h"
+#include "tests/unit/temp_dir.h"
 #include "tests/unit/text_case.h"
 #include "trainer/engine.h"
 
@@ -258,11 +259,8 @@ static void test_refuses(void **state)
 
 static int setup(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
     (void)state;
-    dir = mem_printf("%s/init-from-XXXXXX", tmp ? tmp : "/tmp");
-    if (!mkdtemp(dir))
-        return -1;
+    dir = temp_dir_make();
     init = mem_printf("%s/step-00000007", dir);
     make_source();
     return 0;
@@ -271,9 +269,8 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    fs_remove_tree(dir, NULL);
+    temp_dir_remove(&dir);
     free(init);
-    free(dir);
     return 0;
 }
 

@@ -17,21 +17,22 @@
 #include "common/fs.h"
 #include "common/rng.h"
 #include "scheduler/journal.h"
+#include "tests/unit/temp_dir.h"
 
-static char dir[256];
+static char *dir;
 
 static int set_up(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%s/fb-journal-XXXXXX", tmp ? tmp : "/tmp");
-    return mkdtemp(dir) ? 0 : -1;
+    dir = temp_dir_make();
+    return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    return fs_remove_tree(dir, NULL);
+    temp_dir_remove(&dir);
+    return 0;
 }
 
 static struct journal *open_it(void)

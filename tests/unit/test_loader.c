@@ -26,6 +26,7 @@
 #include "loader/ingest.h"
 #include "loader/serve.h"
 #include "loader/source.h"
+#include "tests/unit/temp_dir.h"
 #include "tests/unit/text_case.h"
 
 enum { SEQ = 48, BATCH_ROWS = 8, MICRO_ROWS = 4, STEPS = 30, SOURCES = 2, WAIT_MS = 10000 };
@@ -75,12 +76,10 @@ static char *find_program(void)
 static int set_up(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
     struct config c;
     struct err e = {0};
     int existed;
-    dir = mem_printf("%s/fb-loader-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    dir = temp_dir_make();
     program = find_program();
     text_case_tokenizer(dir, "tokenizer.json");
     make_source("one", 0, 60);
@@ -104,9 +103,8 @@ static int tear_down(void **state)
 {
     (void)state;
     rundir_release(&run);
-    assert_int_equal(fs_remove_tree(dir, NULL), 0);
+    temp_dir_remove(&dir);
     free(program);
-    free(dir);
     return 0;
 }
 

@@ -11,10 +11,10 @@
 
 #include <cmocka.h>
 
-#include "common/fs.h"
 #include "common/mem.h"
 #include "common/rng.h"
 #include "kernels/muon.h"
+#include "tests/unit/temp_dir.h"
 #include "trainer/optimizer.h"
 
 #define TOTAL 160
@@ -458,10 +458,9 @@ static void continue_bit_for_bit(enum optim_kind kind)
     struct optimizer_meta meta;
     struct safetensors *st;
     struct err e;
-    char dir[512], *path;
+    char *dir, *path;
     float host[TOTAL], other[TOTAL];
-    snprintf(dir, sizeof dir, "%s/optimizer.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    dir = temp_dir_make();
     path = mem_printf("%s/o.safetensors", dir);
     fill(host, 6, 0.5f);
     upload(&f, f.params, host);
@@ -486,7 +485,7 @@ static void continue_bit_for_bit(enum optim_kind kind)
     assert_memory_equal(host, other, sizeof host);
 
     refuse_foreign(&f, path);
-    assert_int_equal(fs_remove_tree(dir, &e), 0);
+    temp_dir_remove(&dir);
     free(path);
     fixture_free(&f);
     fixture_free(&g);

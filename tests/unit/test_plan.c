@@ -14,6 +14,7 @@
 #include "common/manifest.h"
 #include "common/plan.h"
 #include "common/rng.h"
+#include "tests/unit/temp_dir.h"
 
 #define SHA "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -507,9 +508,7 @@ static void write_manifest(const char *dir, const char *tokenizer_sha256)
 static void test_make(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
-    char *dir = mem_printf("%s/plan-XXXXXX", tmp ? tmp : "/tmp"), sha[SHA256_HEX];
-    assert_non_null(mkdtemp(dir));
+    char *dir = temp_dir_make(), sha[SHA256_HEX];
     char *tok = mem_printf("%s/t.json", dir), *src = mem_printf("%s/a", dir);
     char *yaml = mem_printf("data: {tokenizer: %s, sources: [{name: a, path: %s}]}\n", tok, src);
     char *path = mem_printf("%s/plan.json", dir), *want;
@@ -543,13 +542,12 @@ static void test_make(void **state)
     assert_int_equal(fs_remove_tree(src, &e), 0);
     assert_int_equal(plan_make(&c, &p, &e), ERR_IO);
     config_release(&c);
-    assert_int_equal(fs_remove_tree(dir, &e), 0);
+    temp_dir_remove(&dir);
     free(want);
     free(path);
     free(yaml);
     free(src);
     free(tok);
-    free(dir);
 }
 
 int main(void)

@@ -12,6 +12,7 @@
 #include "common/fs.h"
 #include "common/manifest.h"
 #include "common/rundir.h"
+#include "tests/unit/temp_dir.h"
 
 #define SHA "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -22,13 +23,8 @@ struct place {
 static int setup(void **state)
 {
     struct place *t = mem_array(1, sizeof *t);
-    const char *tmp = getenv("TMPDIR");
-    char *made = mem_printf("%s/rundir-XXXXXX", tmp ? tmp : "/tmp");
     struct err e = {0};
-    if (!mkdtemp(made))
-        return -1;
-    t->dir = realpath(made, NULL);
-    free(made);
+    t->dir = temp_dir_make();
     char *tok = mem_printf("%s/t.json", t->dir), *src = mem_printf("%s/a", t->dir), name[] = "a";
     struct manifest_shard shard = {.file = "s",
         .bytes = 8192,
@@ -65,12 +61,10 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     struct place *t = *state;
-    struct err e = {0};
-    int rc = fs_remove_tree(t->dir, &e);
-    free(t->dir);
+    temp_dir_remove(&t->dir);
     free(t->yaml);
     free(t);
-    return rc;
+    return 0;
 }
 
 static void config_of(const struct place *t, const char *override, struct config *c)

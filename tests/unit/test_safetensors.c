@@ -16,6 +16,7 @@
 #include "common/fs.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "tests/unit/temp_dir.h"
 
 /* A file of the given header text and `data` zero bytes. */
 static void file_of(const char *header, size_t data, struct buf *out)
@@ -129,8 +130,7 @@ static void test_any_order(void **state)
 static void test_round_trip(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
-    char *dir = mem_printf("%s/test-safetensors-XXXXXX", tmp ? tmp : "/tmp");
+    char *dir = temp_dir_make();
     static const float f[6] = {0.f, -1.5f, 3e38f, 1e-40f, 7.f, -0.f};
     static const int32_t ids[3] = {-1, 0, INT32_MAX};
     static const uint8_t none[1] = {0};
@@ -146,7 +146,6 @@ static void test_round_trip(void **state)
         {.name = "none", .dtype = ST_U8, .ndim = 2, .shape = {0, 5}, .data = none, .bytes = 0},
     };
     struct err e;
-    assert_non_null(mkdtemp(dir));
     char *path = mem_printf("%s/x.safetensors", dir);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -184,10 +183,10 @@ static void test_round_trip(void **state)
     assert_int_equal(safetensors_open(path, &st, &e), ERR_CORRUPT);
     assert_non_null(strstr(e.msg, path));
     assert_true(safetensors_open(dir, &st, &e) < 0);
-    assert_int_equal(fs_remove_tree(dir, &e), 0);
+    assert_int_equal(unlink(path), 0);
     assert_int_equal(safetensors_open(path, &st, &e), ERR_IO);
     free(path);
-    free(dir);
+    temp_dir_remove(&dir);
 }
 
 static void test_name_twice(void **state)

@@ -15,6 +15,7 @@
 #include "common/fs.h"
 #include "common/mem.h"
 #include "common/safetensors.h"
+#include "tests/unit/temp_dir.h"
 #include "trainer/saver.h"
 
 #define COUNT 4096
@@ -32,7 +33,7 @@ static struct weight items[] = {
 static const struct weight_table table = {items, 2, TOTAL};
 
 struct fixture {
-    char root[512];
+    char *root;
     struct device *device;
     struct optimizer *optimizer;
     float *params, *grads;
@@ -45,9 +46,7 @@ static int setup(void **state)
     struct optimizer_settings o = {.rest_lr_scale = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
     struct err e;
     float host[TOTAL];
-    const char *tmp = getenv("TMPDIR");
-    snprintf(f->root, sizeof f->root, "%s/saver.XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(f->root));
+    f->root = temp_dir_make();
     assert_int_equal(device_cpu_new(1, &f->device, &e), 0);
     assert_int_equal(optimizer_new(f->device, &table, &o, &f->optimizer, &e), 0);
     f->params = f->device->ops->alloc(f->device, sizeof host);
@@ -73,7 +72,7 @@ static int teardown(void **state)
     f->device->ops->free(f->device, f->grads);
     optimizer_free(&f->optimizer);
     device_free(&f->device);
-    assert_int_equal(fs_remove_tree(f->root, NULL), 0);
+    temp_dir_remove(&f->root);
     free(f);
     return 0;
 }

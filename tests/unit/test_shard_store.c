@@ -19,6 +19,7 @@
 #include "common/rng.h"
 #include "loader/shard_store.h"
 #include "loader/source.h"
+#include "tests/unit/temp_dir.h"
 
 enum { EOT = 3 };
 
@@ -39,15 +40,12 @@ static char *part(const char *name)
 
 static void make_dir(void)
 {
-    const char *tmp = getenv("TMPDIR");
-    dir = mem_printf("%s/fb-store-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    dir = temp_dir_make();
 }
 
 static void drop_dir(void)
 {
-    assert_int_equal(fs_remove_tree(dir, NULL), 0);
-    free(dir);
+    temp_dir_remove(&dir);
     for (int k = 0; k < SPLIT_COUNT; k++) {
         free(corpus[k].tokens);
         free(corpus[k].starts);

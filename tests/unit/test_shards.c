@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
-#include "common/fs.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "tests/unit/temp_dir.h"
 #include "trainer/optimizer.h"
 
 #define MAX_WORLD 8
@@ -160,15 +160,13 @@ static char *dir;
 
 static int make_dir(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
-    dir = mem_printf("%s/shards.XXXXXX", tmp ? tmp : "/tmp");
-    return mkdtemp(dir) ? make_table(state) : -1;
+    dir = temp_dir_make();
+    return make_table(state);
 }
 
 static int drop_dir(void **state)
 {
-    fs_remove_tree(dir, NULL);
-    free(dir);
+    temp_dir_remove(&dir);
     return drop_table(state);
 }
 

@@ -22,6 +22,7 @@
 #include "common/fs.h"
 #include "common/rundir.h"
 #include "loader/ingest.h"
+#include "tests/unit/temp_dir.h"
 #include "tests/unit/text_case.h"
 
 #define STEPS   12
@@ -79,12 +80,10 @@ static char *find_bin(void) /* build/FLAVOUR/tests/test_trainer → build/FLAVOU
 static int make_run(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR");
     struct config c;
     struct err e = {0};
     int existed;
-    dir = mem_printf("%s/fb-trainer-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    dir = temp_dir_make();
     bin = find_bin();
     make_source();
     char *yaml = mem_printf("run: {name: r, dir: %s}\n"
@@ -108,9 +107,8 @@ static int drop_run(void **state)
 {
     (void)state;
     rundir_release(&run);
-    assert_int_equal(fs_remove_tree(dir, NULL), 0);
+    temp_dir_remove(&dir);
     free(bin);
-    free(dir);
     return 0;
 }
 

@@ -12,12 +12,13 @@
 #include "common/clock.h"
 #include "common/fs.h"
 #include "common/mem.h"
+#include "tests/unit/temp_dir.h"
 #include "trainer/uplink.h"
 
 #define PATIENCE_MS 10000 /* for what must come; nothing waits so long when it is right */
 
 struct fixture {
-    char dir[512];
+    char *dir;
     struct rundir run;
     struct bus *bus;
     struct endpoint *scheduler;
@@ -29,9 +30,7 @@ static int setup(void **state)
 {
     struct fixture *f = mem_array(1, sizeof *f);
     struct err e;
-    const char *tmp = getenv("TMPDIR");
-    snprintf(f->dir, sizeof f->dir, "%s/uplink.XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(f->dir));
+    f->dir = temp_dir_make();
     f->run.path = f->dir;
     f->run.config.process.heartbeat_seconds = 0.03;
     snprintf(f->run.plan.hash, sizeof f->run.plan.hash, "plan");
@@ -52,7 +51,7 @@ static int teardown(void **state)
     uplink_stop(&f->uplink, NULL);
     endpoint_close(&f->scheduler);
     bus_free(&f->bus);
-    assert_int_equal(fs_remove_tree(f->dir, NULL), 0);
+    temp_dir_remove(&f->dir);
     free(f);
     return 0;
 }

@@ -15,23 +15,22 @@
 #include "ops/evals.h"
 #include "ops/history.h"
 #include "ops/view.h"
+#include "tests/unit/temp_dir.h"
 
 static char *dir;
 
 static int make_dir(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
     (void)state;
-    dir = mem_printf("%s/fullband-view-XXXXXX", tmp ? tmp : "/tmp");
-    return mkdtemp(dir) ? 0 : -1;
+    dir = temp_dir_make();
+    return 0;
 }
 
 static int remove_dir(void **state)
 {
     (void)state;
-    int rc = fs_remove_tree(dir, NULL);
-    free(dir);
-    return rc;
+    temp_dir_remove(&dir);
+    return 0;
 }
 
 /* 40 steps: 20 of one pass, then 20 of two. */
