@@ -147,8 +147,8 @@ clean: ## remove build/ (runs/ and data/ stay)
 C_FILES   = $(wildcard $(foreach d,$(FOLDERS) tests/unit tests/fuzz,$(d)/*.[ch] $(d)/*/*.[ch]))
 LINT_SRCS = $(LIB_SRCS) $(MAINS)
 HEADERS   = $(filter %.h,$(C_FILES))
-# OpenMP as gcc sees it; clang's own header comes with its runtime, which is not needed here.
-TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -march=x86-64-v3 -fopenmp -idirafter build/lint/include
+# -idirafter: what clang-tidy has to know of OpenMP, where clang's runtime is not installed.
+TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -march=x86-64-v3 -fopenmp -idirafter tests/lint
 
 .PHONY: lint-all lint-format lint-arrows lint-scripts
 lint-all: lint-format lint-arrows lint-scripts $(HEADERS:%=build/lint/%.ok) $(LINT_SRCS:%=build/lint/%.ok)
@@ -163,24 +163,20 @@ lint-arrows:
 lint-scripts:
 	@shellcheck -x $$(grep -lsE '^#!/bin/bash' ops/* tests/* tests/*/* .ci/*)
 
-build/lint/include/omp.h:
-	@mkdir -p $(@D)
-	@ln -sf "$$(gcc -print-file-name=include/omp.h)" $@
-
 build/lint/%.h.ok: %.h
 	@mkdir -p $(@D)
 	@$(CC) -std=c11 -D_GNU_SOURCE -I. $(WARN) -Wno-unused-function -fsyntax-only -x c $<
 	@touch $@
 
-build/lint/%.c.ok: %.c .clang-tidy tests/analyzer.h | build/lint/include/omp.h
+build/lint/%.c.ok: %.c .clang-tidy tests/lint/analyzer.h
 	@mkdir -p $(@D)
 	@echo "lint $<"
 	@cppcheck --quiet --error-exitcode=1 --inline-suppr --std=c11 -I. -D__GNUC__ \
 	    --enable=warning,performance,portability --suppress=missingIncludeSystem \
 	    --suppress=invalidFunctionArg --suppress=uninitvar \
-	    --library=tests/cppcheck.cfg $<
+	    --library=tests/lint/cppcheck.cfg $<
 	@clang-tidy --quiet --warnings-as-errors='*' $< -- $(TIDY_FLAGS) \
-	    $(if $(filter common/err.c,$<),,-include tests/analyzer.h) 2>/dev/null
+	    $(if $(filter common/err.c,$<),,-include tests/lint/analyzer.h) 2>/dev/null
 	@touch $@
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
