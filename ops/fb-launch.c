@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "common/fs.h"
-#include "common/process.h"
 #include "common/mem.h"
+#include "common/process.h"
 #include "common/rundir.h"
 #include "common/version.h"
 #include "ops/last_error.h"

@@ -27,7 +27,7 @@ typedef __m256 vec;
 typedef int32_t ivec __attribute__((vector_size(4 * VL)));
 /* In memory, at any float. */
 typedef float vec_at __attribute__((vector_size(4 * VL), aligned(4), may_alias));
-#define VEC_LOAD(p) ((vec)(*(const vec_at *)(p)))
+#define VEC_LOAD(p)     ((vec)(*(const vec_at *)(p)))
 #define VEC_STORE(p, x) (*(vec_at *)(p) = (x))
 /* x where the lane of m is −1, y where it is 0 */
 #define VEC_PICK(m, x, y) ((vec)(((m) & (ivec)(x)) | (~(m) & (ivec)(y))))

@@ -26,7 +26,8 @@
 #endif
 
 static int counting;
-static volatile long ours, libraries, live; /* calls by this program's code, by others, not given back yet */
+static volatile long ours, libraries,
+    live; /* calls by this program's code, by others, not given back yet */
 
 #if REPLACED
 void *__libc_malloc(size_t n);
