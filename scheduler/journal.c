@@ -367,11 +367,6 @@ json_t *journal_commit(struct journal *j, int64_t step, struct err *e)
     return get(j, COMMITS, key_number(&k, (uint64_t)step), e);
 }
 
-json_t *journal_commits(struct journal *j, struct err *e)
-{
-    return get_all(j, COMMITS, 0, e);
-}
-
 /* -- eval jobs and results -- */
 
 int journal_put_job_if_absent(struct journal *j, const char *id, json_t *job, struct err *e)

@@ -45,7 +45,6 @@ int journal_put_commit(struct journal *j, int64_t step, json_t *commit, struct e
 /* Forgets the commits of later steps, as a resume from an older checkpoint has to. */
 int journal_drop_commits_after(struct journal *j, int64_t step, struct err *e);
 json_t *journal_commit(struct journal *j, int64_t step, struct err *e);
-json_t *journal_commits(struct journal *j, struct err *e); /* array, ascending */
 
 /* 1: stored, 0: there was one already (which stays). Steals the value. */
 int journal_put_job_if_absent(struct journal *j, const char *id, json_t *job, struct err *e);

@@ -7,7 +7,8 @@
 #include "common/field.h"
 #include "scheduler/core.h"
 
-#define ETA_SAMPLES 1000 /* of the steps to come, when there are more */
+#define EVENTS_SHOWN 32   /* the last of the journal */
+#define ETA_SAMPLES  1000 /* of the steps to come, when there are more */
 
 int64_t status_tokens(const struct scheduler *s, int64_t steps_done)
 {
@@ -138,6 +139,8 @@ json_t *status_json(const struct scheduler *s, int64_t now_ms)
             (double)(now_ms - s->started_ms) / 1000.0, "members", members_json(s, now_ms), "evals",
             jobs_table(&s->jobs), "jobs", "pending", jobs_pending(&s->jobs) - leased, "leased",
             leased, "warnings", warnings, "dropped", (json_int_t)s->dropped);
+    json_t *events = journal_events(s->journal, EVENTS_SHOWN, NULL);
+    json_object_set_new(j, "events", events ? events : json_array());
     add_last_step(s, j);
     add_pace(s, j);
     add_commits(s, j);

@@ -727,7 +727,7 @@ static void test_status(void **state)
     static const char *const keys[] = {"name", "state", "step", "steps", "tokens",
         "tokens_per_second", "eta_seconds", "passes", "losses", "lr", "grad_norm", "pass_losses",
         "run_epoch", "world", "plan_hash", "pid", "members", "last_checkpoint", "checkpoints",
-        "evals", "jobs", "warnings"};
+        "evals", "jobs", "warnings", "events"};
     struct rig r;
     rig_open(&r, NO_EVAL);
     json_t *j = status_json(r.s, r.now);
