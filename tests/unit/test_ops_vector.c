@@ -151,8 +151,10 @@ static void check_normuon(int rows, int columns)
         struct device *d = test_device(2), *one = test_device(1);
         float *x = random_floats(n, 0.2f, step), *x1 = copied_floats(x, n);
         double *x64 = as_doubles(x, n), before = 0, after = 0;
-        for (size_t i = 0; i < n; i++)
-            x[i] = x1[i] = (float)(x64[i] *= 1 + (double)(i / (size_t)columns)); /* uneven rows */
+        for (size_t i = 0; i < n; i++) { /* uneven rows */
+            size_t row = i / (size_t)columns;
+            x[i] = x1[i] = (float)(x64[i] *= 1 + (double)row);
+        }
         for (int i = 0; i < rows; i++) {
             double *row = x64 + (size_t)i * (size_t)columns, mean = 0;
             for (int j = 0; j < columns; j++)

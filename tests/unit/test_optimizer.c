@@ -114,7 +114,7 @@ static double twin_norm(const float *g, int passes)
 /* x (r, c), by A = X Xᵀ whatever the shape: that X (Xᵀ X) = (X Xᵀ) X is what the code relies on. */
 static void twin_orthogonalize(double *x, int r, int c)
 {
-    double norm = 0, a[36], b[36], y[36];
+    double norm = 0, a[36] = {0}, b[36] = {0}, y[36] = {0};
     for (int i = 0; i < r * c; i++)
         norm += x[i] * x[i];
     for (int i = 0; i < r * c; i++)
@@ -163,7 +163,7 @@ static void twin_even_rows(double *x, double *v, int r, int c)
 static void twin_matrix(
     struct twin *t, const struct weight *p, const float *g, double lr, double clip)
 {
-    double x[36], *w = t->w + p->offset, *m = t->m + p->offset;
+    double x[36] = {0}, *w = t->w + p->offset, *m = t->m + p->offset;
     int r = (int)p->shape[0], c = (int)p->shape[1];
     for (int i = 0; i < r * c; i++) {
         double grad = g[p->offset + i] * clip;
