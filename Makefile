@@ -145,10 +145,10 @@ clean: ## remove build/ (runs/ and data/ stay)
 
 # --- lint: one stamp a file, so that a second run checks only what changed
 C_FILES   = $(wildcard $(foreach d,$(FOLDERS) tests/unit tests/fuzz,$(d)/*.[ch] $(d)/*/*.[ch]))
-LINT_SRCS = $(LIB_SRCS) $(MAINS)
+LINT_SRCS = $(LIB_SRCS) $(MAINS) $(if $(MPI_CFLAGS),$(PLUGIN_SRCS))
 HEADERS   = $(filter %.h,$(C_FILES))
 # -idirafter: what clang-tidy has to know of OpenMP, where clang's runtime is not installed.
-TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -march=x86-64-v3 -fopenmp -idirafter tests/lint
+TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -march=x86-64-v3 -fopenmp -idirafter tests/lint $(MPI_CFLAGS)
 
 .PHONY: lint-all lint-format lint-arrows lint-scripts
 lint-all: lint-format lint-arrows lint-scripts $(HEADERS:%=build/lint/%.ok) $(LINT_SRCS:%=build/lint/%.ok)
