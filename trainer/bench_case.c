@@ -9,9 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "trainer/bench_clock.h"
 #include "trainer/bench_rates.h"
 #include "trainer/optimizer.h"
 #include "trainer/plan_costs.h"
@@ -188,11 +188,11 @@ static void trial_steps(struct trial *t, double seconds, struct bench_steps *out
     }
     bench_device_reset(t->d);
     cpu = cpu_seconds();
-    start = clock_seconds();
-    while (n < BENCH_MIN_STEPS || (n < BENCH_MAX_STEPS && clock_seconds() - start < seconds)) {
-        double since = clock_seconds();
+    start = bench_seconds();
+    while (n < BENCH_MIN_STEPS || (n < BENCH_MAX_STEPS && bench_seconds() - start < seconds)) {
+        double since = bench_seconds();
         out->last_loss = trial_step(t);
-        taken[n++] = clock_seconds() - since;
+        taken[n++] = bench_seconds() - since;
     }
     out->count = n;
     out->cpu = (cpu_seconds() - cpu) / n;

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
+#include "trainer/bench_clock.h"
 
 /* Parenthesised lists of one operation each: what it returns, its name, parameters, arguments. */
 #define MEMORY_OPS(X)                                                                              \
@@ -153,7 +153,7 @@ static struct bench_device *self(struct device *d)
 static void spent(struct device *d, enum op op, double since)
 {
     struct bench_op *row = &self(d)->counts.ops[op];
-    row->seconds += clock_seconds() - since;
+    row->seconds += bench_seconds() - since;
     row->calls++;
 }
 
@@ -161,7 +161,7 @@ static void spent(struct device *d, enum op op, double since)
     static void timed_##name parameters                                                            \
     {                                                                                              \
         struct device *in = self(d)->inner;                                                        \
-        double since = clock_seconds();                                                            \
+        double since = bench_seconds();                                                            \
         in->ops->name arguments;                                                                   \
         spent(d, OP_##name, since);                                                                \
     }
@@ -169,7 +169,7 @@ static void spent(struct device *d, enum op op, double since)
     static double timed_##name parameters                                                          \
     {                                                                                              \
         struct device *in = self(d)->inner;                                                        \
-        double since = clock_seconds(), result = in->ops->name arguments;                          \
+        double since = bench_seconds(), result = in->ops->name arguments;                          \
         spent(d, OP_##name, since);                                                                \
         return result;                                                                             \
     }
@@ -196,7 +196,7 @@ static void timed_matmul(struct device *d, int ta, int tb, int m, int n, int k, 
     enum op op = ta ? OP_matmul_dw : tb ? OP_matmul_forward : OP_matmul_dx;
     struct bench_shape shape = {ta, tb, m, n, k, beta != 0, 1};
     struct device *in = self(d)->inner;
-    double since = clock_seconds();
+    double since = bench_seconds();
     in->ops->matmul(in, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     spent(d, op, since);
     self(d)->counts.ops[op].flops += 2.0 * m * n * k;

@@ -8,8 +8,8 @@
 #include <omp.h>
 #endif
 
-#include "common/clock.h"
 #include "common/mem.h"
+#include "trainer/bench_clock.h"
 
 /* --- the processor ------------------------------------------------------------------------------
  */
@@ -49,12 +49,12 @@ double bench_fma_rate(int threads)
     double seconds[FMA_STRETCHES] = {0};
     volatile float sink = 0;
     for (int i = -1; i < FMA_STRETCHES; i++) {
-        double since = clock_seconds();
+        double since = bench_seconds();
 #pragma omp parallel for num_threads(threads) schedule(static)
         for (int t = 0; t < threads; t++)
             sink = fma_chains((float)t);
         if (i >= 0) /* the first starts the threads */
-            seconds[i] = clock_seconds() - since;
+            seconds[i] = bench_seconds() - since;
     }
     (void)sink;
     qsort(seconds, FMA_STRETCHES, sizeof *seconds, by_value);
@@ -181,12 +181,12 @@ static int primitive_make(struct product *x, int packed, dnnl_engine_t engine, d
 /* Seconds of the fastest call. */
 static double best_of(struct product *x, void (*run)(struct product *))
 {
-    double best = 1e30, start = clock_seconds(), since = start;
+    double best = 1e30, start = bench_seconds(), since = start;
     run(x);
     for (int calls = 0; calls < 3 || since - start < PRODUCT_SECONDS; calls++) {
-        since = clock_seconds();
+        since = bench_seconds();
         run(x);
-        double t = clock_seconds() - since;
+        double t = bench_seconds() - since;
         best = t < best ? t : best;
     }
     return best;
@@ -308,11 +308,11 @@ double bench_naive_rate(int threads, int rows, int in, int out)
     for (size_t i = 0; i < xs + ws; i++)
         x[i] = (float)(i % 13) * 0.1f - 0.6f;
     for (int i = 0; i < 2; i++) { /* the first starts threads and touches memory */
-        since = clock_seconds();
+        since = bench_seconds();
         naive_forward(y, x, w, threads, rows, in, out);
         naive_backward(dx, dw, y, x, w, threads, rows, in, out);
     }
-    double seconds = clock_seconds() - since;
+    double seconds = bench_seconds() - since;
     free(x);
     return 6.0 * rows * in * out / seconds;
 }

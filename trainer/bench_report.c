@@ -7,6 +7,7 @@
 #include <jansson.h>
 
 #include "common/version.h"
+#include "trainer/bench_clock.h"
 #include "trainer/plan_costs.h"
 
 #define MIB (1024.0 * 1024.0)
@@ -82,7 +83,8 @@ static void print_naive(const struct bench_config *b, double rate)
 
 void bench_print_table(const struct bench_run *r)
 {
-    printf("fb-bench %s, %d threads, float32\n", FULLBAND_VERSION, r->threads);
+    printf("fb-bench %s, %d thread%s, float32%s\n", FULLBAND_VERSION, r->threads,
+        r->threads > 1 ? "s" : "", bench_clock_is_cpu() ? ", by processor time" : "");
     printf("multiply-adds %.0f GFLOP/s before, %.0f after: %s\n", r->fma_before / 1e9,
         r->fma_after / 1e9,
         clean(r) ? "clean"

@@ -8,6 +8,7 @@
 #include "common/mem.h"
 #include "common/process.h"
 #include "common/version.h"
+#include "trainer/bench_clock.h"
 #include "trainer/bench_peer.h"
 #include "trainer/bench_rates.h"
 #include "trainer/bench_report.h"
@@ -21,6 +22,7 @@ static const char usage[] =
     "  --seconds S       of timed steps for each (default 5)\n"
     "  --rounds N        measure everything N times in turn and keep the fastest (default 2)\n"
     "  --threads N       threads to compute with (default: every core)\n"
+    "  --clock cpu       measure by processor time, for a busy machine; one thread\n"
     "  --peer COMMAND    run the same with this command, beside ours in each round\n"
     "  --no-peer WHY     say why there is none\n"
     "  --json            one JSON object instead of tables\n"
@@ -86,9 +88,9 @@ static int parse(int argc, char **argv, struct options *o)
     static const struct option longs[] = {{"config", required_argument, NULL, 'c'},
         {"passes", required_argument, NULL, 'k'}, {"seconds", required_argument, NULL, 's'},
         {"rounds", required_argument, NULL, 'r'}, {"threads", required_argument, NULL, 't'},
-        {"peer", required_argument, NULL, 'p'}, {"no-peer", required_argument, NULL, 'n'},
-        {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'}, {0}};
+        {"clock", required_argument, NULL, 'u'}, {"peer", required_argument, NULL, 'p'},
+        {"no-peer", required_argument, NULL, 'n'}, {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'v'}, {0}};
     struct err e = {0};
     int c, rc = 0;
     *o = (struct options){.rounds = 2, .effort = {.threads = process_cores(), .seconds = 5}};
@@ -111,6 +113,12 @@ static int parse(int argc, char **argv, struct options *o)
         case 't':
             rc = arg_int(optarg, 1, 1024, &o->effort.threads, &e);
             break;
+        case 'u':
+            if (strcmp(optarg, "cpu") != 0 && strcmp(optarg, "wall") != 0)
+                rc = err_set(&e, ERR_INPUT, "--clock %.20s: cpu or wall expected", optarg);
+            else if (*optarg == 'c')
+                bench_clock_use_cpu();
+            break;
         case 'p':
             o->peer = optarg;
             break;
@@ -130,6 +138,8 @@ static int parse(int argc, char **argv, struct options *o)
             fputs(usage, stderr);
             return 2;
         }
+    if (bench_clock_is_cpu())
+        o->effort.threads = 1;
     if (rc < 0)
         return usage_error(&e);
     if (optind + 1 != argc || strcmp(argv[optind], "train") != 0) {
@@ -190,6 +200,8 @@ static int measure(const struct options *o, struct bench_row *row, struct err *e
     if (rc < 0 || !o->peer)
         return rc;
     rc = bench_peer_run(o->peer, row->config, row->passes.count, &o->effort, &peer, e);
+    if (bench_clock_is_cpu())
+        peer.median = peer.best = peer.cpu;
     if (rc == 0 && (!row->has_peer || peer.median < row->peer.median)) {
         row->peer = peer;
         row->has_peer = 1;
