@@ -20,6 +20,17 @@
 #define CPU_SMALL      32768
 #define CPU_SMALL_MADS (1 << 20)
 
+/*
+ * Compiles a function twice, for AVX-512 and for the build's own target, and lets the loader
+ * choose. Not through OpenMP: what a parallel region calls, not what holds the region. The address
+ * sanitizer starts after the choice is made, so there it stays with one.
+ */
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "default")))
+#else
+#define CPU_CLONES
+#endif
+
 /* How many threads a product of that many multiply-adds should have. */
 int cpu_team(const struct device *d, int64_t multiply_adds);
 

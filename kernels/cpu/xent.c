@@ -8,7 +8,7 @@
 /* Exponentials are added in float within a stretch of this length, the stretches in double. */
 #define STRETCH 1024
 
-static float row_max(const float *x, int n)
+static inline __attribute__((always_inline)) float row_max(const float *x, int n)
 {
     float m = -INFINITY;
 #pragma omp simd reduction(max : m)
@@ -18,7 +18,7 @@ static float row_max(const float *x, int n)
 }
 
 /* Σ exp(x − m); where keep, x becomes exp(x − m). */
-static double exp_sum(float *x, int n, float m, int keep)
+static inline __attribute__((always_inline)) double exp_sum(float *x, int n, float m, int keep)
 {
     double total = 0.0;
     for (int j0 = 0; j0 < n; j0 += STRETCH) {
@@ -42,7 +42,8 @@ static double exp_sum(float *x, int n, float m, int keep)
 }
 
 /* Where keep, x becomes dscale · ((1 + 2 z_loss lse) softmax − onehot). */
-static float xent_row(float *x, int target, int vocab, int keep, float dscale, float z_loss)
+CPU_CLONES static float xent_row(
+    float *x, int target, int vocab, int keep, float dscale, float z_loss)
 {
     float m = row_max(x, vocab), at_target = x[target];
     double sum = exp_sum(x, vocab, m, keep);
