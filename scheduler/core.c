@@ -440,6 +440,16 @@ static double pass_loss(const json_t *result, size_t pass)
     return json_number_value(json_object_get(p, "nats_per_token"));
 }
 
+/* 1 when a step before `step` had three passes: before that their loss says nothing. */
+static int three_passes_trained(const struct scheduler *s, int64_t step)
+{
+    const struct plan *p = &s->run->plan;
+    for (int64_t i = 0; i < step; i++)
+        if (plan_passes(p, i) >= 3)
+            return 1;
+    return 0;
+}
+
 /* A result is news: into metrics.jsonl, and a warning where more passes make it worse. */
 static void tell_result(struct scheduler *s, const char *id, const json_t *result)
 {
@@ -452,7 +462,8 @@ static void tell_result(struct scheduler *s, const char *id, const json_t *resul
             suite_name(job->suite), "regime", regime_name(job->regime), "result", result);
         record(s, line);
         double two = pass_loss(result, 2), three = pass_loss(result, 3);
-        if (job->suite == SUITE_LOSS && two > 0 && three > two)
+        if (job->suite == SUITE_LOSS && two > 0 && three > two &&
+            three_passes_trained(s, job->step))
             say(s, LOG_WARN, "passes",
                 "step %lld: the validation loss of pass 3 (%.4f) is above that of pass 2 (%.4f)",
                 (long long)job->step, three, two);

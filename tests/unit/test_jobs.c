@@ -116,6 +116,15 @@ static void test_pass_warning(void **state)
     start(&r, 4);
     json_t *job = get_job(&r, "evaluator-0");
     give_result(&r, "evaluator-0", job, 2.5);
+    assert_int_equal(r.s->warning_count, 0); /* one pass so far: the others are untrained */
+    json_decref(job);
+    rig_close(&r);
+
+    start(&r, 4);
+    r.run.plan.c.train.phases[0].share[1] = 0;
+    r.run.plan.c.train.phases[0].share[3] = 1;
+    job = get_job(&r, "evaluator-0");
+    give_result(&r, "evaluator-0", job, 2.5);
     assert_int_equal(r.s->warning_count, 1);
     assert_non_null(strstr(r.s->warnings[0], "pass 3 (2.5000) is above that of pass 2 (2.0000)"));
     json_decref(job);
