@@ -53,6 +53,15 @@ static void count_flops(const struct plan *p, struct plan_costs *c)
     c->flops_one_pass = c->flops_token[1] * c->tokens;
 }
 
+/* With shared prefixes a document that is not fully fused has a uniform cut: half of it is
+ * computed. (Its attention is 2/3, for later queries see more; left out, as it is a small part.) */
+static void count_shared(const struct plan *p, struct plan_costs *c)
+{
+    double full = p->c.train.fully_fused;
+    c->fused_share = c->memory.sharing ? full + (1 - full) / 2 : 1;
+    c->flops_computed = c->flops_one_pass + c->fused_share * (c->flops - c->flops_one_pass);
+}
+
 static int count_optimizer(const struct plan *p, struct plan_costs *c, struct err *e)
 {
     struct weight_table table;
@@ -103,7 +112,9 @@ int plan_costs_make(const struct plan *p, const struct config *run, double rate,
         rc = count_optimizer(p, out, e);
     if (rc == 0 && out->measured)
         rc = measure(&p->c.model, d, &out->matmul_flops, e);
-    out->seconds = (out->flops + out->flops_optimizer) / (out->matmul_flops * PLAN_EFFICIENCY);
+    count_shared(p, out);
+    out->seconds =
+        (out->flops_computed + out->flops_optimizer) / (out->matmul_flops * PLAN_EFFICIENCY);
     device_free(&d);
     return rc;
 }

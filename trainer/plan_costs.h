@@ -21,6 +21,8 @@ struct plan_costs {
     /* Multiplications and additions of forward and backward. */
     double flops_token[CONFIG_MAX_PASSES + 1]; /* of one token by pass count */
     double flops, flops_one_pass;              /* of the run; were every step 1-pass */
+    double fused_share;                        /* of a further pass that is computed, expected */
+    double flops_computed;                     /* of the run, so much of the further passes */
     double flops_optimizer;                    /* of the run: Muon's products */
 
     double matmul_flops; /* per second, measured or given */

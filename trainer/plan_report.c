@@ -159,6 +159,9 @@ static void add_arithmetic(const struct plan_costs *c, struct buf *out)
     buf_printf(out, "%s in all\n", scaled(c->flops, a));
     buf_printf(out, LABEL "%s for one pass, the further passes add %.1f %%\n", "",
         scaled(c->flops_one_pass, b), 100 * (c->flops / c->flops_one_pass - 1));
+    if (c->flops_computed < c->flops)
+        buf_printf(out, LABEL "%s computed: about %.0f %% of the further passes, prefixes shared\n",
+            "", scaled(c->flops_computed, a), 100 * c->fused_share);
     if (c->flops_optimizer > 0)
         buf_printf(out, LABEL "%s more in the optimizer (%.1f %%)\n", "",
             scaled(c->flops_optimizer, a), 100 * c->flops_optimizer / c->flops);
@@ -203,12 +206,12 @@ json_t *plan_report_json(const struct plan *p, const struct plan_costs *c)
         json_object_set_new(
             memory, c->memory.parts[i].key, json_integer((json_int_t)c->memory.parts[i].bytes));
     json_object_set_new(memory, "total", json_integer((json_int_t)c->memory.total));
-    return json_pack(
-        "{s:s, s:o?, s:b, s:I, s:o, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:b, s:f}",
+    return json_pack("{s:s, s:o?, s:b, s:I, s:o, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, "
+                     "s:f, s:b, s:f}",
         "plan_hash", p->hash, "plan", json_loads(p->json, 0, NULL), "prefix_sharing",
         c->memory.sharing, "params", (json_int_t)c->params, "steps", steps, "rows", c->rows,
         "tokens", c->tokens, "token_passes", c->token_passes, "sources", sources, "memory_bytes",
         memory, "flops_per_token", token, "flops", c->flops, "flops_one_pass", c->flops_one_pass,
-        "flops_optimizer", c->flops_optimizer, "matmul_flops_per_second", c->matmul_flops,
-        "measured", c->measured, "seconds", c->seconds);
+        "flops_computed", c->flops_computed, "flops_optimizer", c->flops_optimizer,
+        "matmul_flops_per_second", c->matmul_flops, "measured", c->measured, "seconds", c->seconds);
 }

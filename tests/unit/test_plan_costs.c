@@ -90,7 +90,10 @@ static void test_costs(void **state)
     for (int s = 0; s < 2; s++)
         assert_int_equal(plan_source_rows(&p, s), rows[s]);
     assert_true(fabs(c.flops - flops) < 1e-9 * flops);
-    assert_true(fabs(c.seconds - flops / 6e8) < 1e-9 * c.seconds);
+    double one = 500 * 20 * 32 * plan_flops_token(&p.c.model, 32, 1);
+    double computed = one + 0.75 * (flops - one); /* half of the documents fully fused */
+    assert_true(fabs(c.flops_computed - computed) < 1e-9 * computed);
+    assert_true(fabs(c.seconds - computed / 6e8) < 1e-9 * c.seconds);
     assert_true(c.tokens == 500.0 * 20 * 32);
     assert_int_equal(c.memory.passes, 3);
     assert_true(plan_memory_of(&c.memory, "weights") >= (size_t)c.params * 4);
@@ -103,6 +106,10 @@ static void test_costs(void **state)
     assert_true(plan_memory_of(&c.memory, "activations_3") > 0);
     assert_int_equal(plan_memory_of(&c.memory, "activations_4"), 0);
     assert_true(c.memory.sharing);
+    p.c.train.prefix_sharing = 0;
+    assert_int_equal(plan_costs_make(&p, &p.c, 1e9, &c, &e), 0);
+    assert_false(c.memory.sharing);
+    assert_true(c.flops_computed == c.flops);
     plan_release(&p);
 }
 
