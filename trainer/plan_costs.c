@@ -106,8 +106,8 @@ int plan_costs_make(const struct plan *p, const struct config *run, double rate,
         return rc;
     count_steps(p, out);
     count_flops(p, out);
-    rc = plan_memory_make(p, run->train.recompute, d,
-        (struct plan_rank){0, run->process.trainers}, &out->memory, e);
+    rc = plan_memory_make(
+        p, run->train.recompute, d, (struct plan_rank){0, run->process.trainers}, &out->memory, e);
     if (rc == 0)
         rc = count_optimizer(p, out, e);
     if (rc == 0 && out->measured)

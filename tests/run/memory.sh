@@ -29,7 +29,9 @@ check() {
         { tail -n 20 "$work/$level.log"; fail "$level: the run ended with an error"; }
     peak=$(cat "$work/runs/$level/logs/"* |
         sed -n 's/.*msg="memory used" peak_mib=\([0-9.]*\).*/\1/p' | tail -n 1)
-    [ -n "$planned" ] && [ -n "$peak" ] || fail "$level: planned '$planned', peak '$peak'"
+    if [ -z "$planned" ] || [ -z "$peak" ]; then
+        fail "$level: planned '$planned', peak '$peak'"
+    fi
     awk -v planned="$planned" -v peak="$peak" -v level="$level" 'BEGIN {
         planned /= 1048576
         off = 100 * (planned / peak - 1)
