@@ -217,6 +217,11 @@ static void print_report(const struct options *o, const struct ingest_report *r)
     printf("dropped: %llu copies, %llu empty, %llu binary files, %llu bad lines\n",
         (unsigned long long)r->duplicates, (unsigned long long)r->empty,
         (unsigned long long)r->binary_files, (unsigned long long)r->bad_lines);
+    if (r->val_tokens == 0 && o->ingest.val_share > 0)
+        printf(
+            "note: none of so few documents fell to validation at --val-share %g; a larger share "
+            "gives some\n",
+            o->ingest.val_share);
 }
 
 int main(int argc, char **argv)

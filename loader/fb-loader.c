@@ -231,7 +231,7 @@ static int control(struct loader *l, struct err *e)
         if (type == WIRE_WELCOME)
             log_info("welcomed", "epoch=%u", member_epoch(l->member));
         if (type == WIRE_FINISH) {
-            log_info("the run is finished", NULL);
+            log_info("the run is over", NULL);
             return EXIT_DONE;
         }
     }

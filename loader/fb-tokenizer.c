@@ -135,7 +135,9 @@ static int check_out(const char *path, const struct corpus *found, struct err *e
 {
     struct stat out, in;
     char *dir = fs_dirname(path);
-    int rc = access(dir, W_OK | X_OK) < 0 ? err_errno(e, "--out %s: %s", path, dir) : 0;
+    int rc = fs_mkdir_p(dir, 0755, e);
+    if (rc == 0 && access(dir, W_OK | X_OK) < 0)
+        rc = err_errno(e, "--out %s: %s", path, dir);
     free(dir);
     if (rc < 0 || stat(path, &out) < 0)
         return rc;
