@@ -25,9 +25,10 @@ enum optim_kind { OPTIM_ADAMW, OPTIM_MUON, OPTIM_NORMUON, OPTIM_COUNT };
 enum regime { REGIME_STANDARD, REGIME_SOFT, REGIME_FUSED, REGIME_COUNT };
 enum suite { SUITE_LOSS, SUITE_FIXED_POINT, SUITE_COUNT };
 
-const char *regime_name(int regime); /* "standard", … ; NULL out of range */
-const char *suite_name(int suite);   /* "loss", "fixed_point" */
-const char *optim_name(int kind);    /* "adamw", "muon", "normuon" */
+const char *regime_name(int regime);       /* "standard", … ; NULL out of range */
+const char *suite_name(int suite);         /* "loss", "fixed_point" */
+const char *optim_name(int kind);          /* "adamw", "muon", "normuon" */
+const char *precision_name(int precision); /* "f32", "bf16" */
 /* The i < count whose name_of(i) is `name`; −1 where there is none or name is NULL. */
 int name_index(const char *name, const char *(*name_of)(int), int count);
 
@@ -66,6 +67,7 @@ struct config {
         double z_loss;      /* weight of the squared log-sum-exp of the logits */
         int z_loss_late;    /* only in the cooldown */
         double fully_fused; /* train.prefix_mixin.fully_fused: share of documents */
+        enum precision precision;
         int prefix_sharing; /* 1: auto, where the model and the masks allow it; 0: off */
         enum recompute recompute[CONFIG_MAX_PASSES]; /* by pass */
         struct pass_phase phases[CONFIG_MAX_PHASES];

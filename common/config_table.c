@@ -80,6 +80,8 @@ const struct config_key config_keys[] = {
     {"train.passes", CONFIG_PHASES, AT(train.phases), 0, 0, 1, "",
         "list of {from: fraction of the run, passes: {count: share}}; default: [{from: 0, passes: "
         "{1: 1}}, {from: 0.75, passes: {2: 0.88, 3: 0.12}}], one pass without model.feedback"},
+    {"train.precision", CONFIG_PRECISION, AT(train.precision), 0, 0, 1, "f32",
+        "f32, or bf16: linear layers multiply operands rounded to bfloat16 and add in float32"},
     {"train.prefix_sharing", CONFIG_SHARING, AT(train.prefix_sharing), 0, 0, 1, "auto",
         "auto: passes after the first compute only their fused tokens (needs data.doc_mask); off: "
         "every token"},

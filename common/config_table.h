@@ -23,6 +23,7 @@ enum config_type {
     CONFIG_SCHEDULE,
     CONFIG_OPTIM,
     CONFIG_SHARING,
+    CONFIG_PRECISION,
     CONFIG_SOURCES, /* those below read several fields of the config */
     CONFIG_PHASES,
     CONFIG_SUITES,

@@ -260,6 +260,28 @@ static void print_schedule(const struct config_key *k, const struct config *c, s
     config_print_text(schedules[*(const enum lr_schedule *)field_of(k, c)], out);
 }
 
+static const char *const precisions[PRECISION_COUNT] = {
+    [PRECISION_F32] = "f32", [PRECISION_BF16] = "bf16"};
+
+const char *precision_name(int precision)
+{
+    return precision >= 0 && precision < PRECISION_COUNT ? precisions[precision] : NULL;
+}
+
+static int read_precision(const struct config_source *s, const struct config_key *k,
+    const struct yaml_tree *v, struct config *c)
+{
+    int i = word_of(v, precisions, PRECISION_COUNT);
+    if (i < 0)
+        return wrong_type(s, k->name, v, "f32 or bf16");
+    *(enum precision *)field(k, c) = (enum precision)i;
+    return 0;
+}
+static void print_precision(const struct config_key *k, const struct config *c, struct buf *out)
+{
+    config_print_text(precisions[*(const enum precision *)field_of(k, c)], out);
+}
+
 /* auto and off. */
 static int read_sharing(const struct config_source *s, const struct config_key *k,
     const struct yaml_tree *v, struct config *c)
@@ -287,6 +309,7 @@ const struct config_type_ops config_types[CONFIG_TYPE_COUNT] = {
     [CONFIG_SCHEDULE] = {"word", read_schedule, print_schedule},
     [CONFIG_OPTIM] = {"word", read_optim, print_optim},
     [CONFIG_SHARING] = {"word", read_sharing, print_sharing},
+    [CONFIG_PRECISION] = {"word", read_precision, print_precision},
     [CONFIG_SOURCES] = {"list", config_read_sources, config_print_sources},
     [CONFIG_PHASES] = {"list", config_read_phases, config_print_phases},
     [CONFIG_SUITES] = {"list", config_read_suites, config_print_suites},

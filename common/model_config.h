@@ -39,6 +39,8 @@ int model_config_window(const struct model_config *c, int layer);
  * INNER: everything of a layer but its input, attention's output and the sum of the two.
  * LAYER: everything but its input.
  */
+/* What a training step multiplies: float32, or operands rounded to bfloat16 (kernels/model.h). */
+enum precision { PRECISION_F32, PRECISION_BF16, PRECISION_COUNT };
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_INNER, RECOMPUTE_LAYER };
 
 /* Checks sizes and options against each other; the error names the key (`model.heads`). */

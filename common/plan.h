@@ -11,7 +11,7 @@
 #include "common/config.h"
 #include "common/hash.h"
 
-#define PLAN_VERSION     3
+#define PLAN_VERSION     4
 #define PLAN_BLOCK_SLOTS 4096    /* ordinals of a block, over which the weights hold exactly */
 #define PLAN_VAL_EPOCH   0xffffu /* of a validation sample's id; training stays below */
 

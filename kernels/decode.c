@@ -24,6 +24,7 @@ struct decoder {
     struct layer_acts layer; /* max_rows rows; x0 is also the block's output */
     struct pass_acts pass;
     struct input_acts in;
+    struct products mul; /* float32 */
     float *norm, *act, *picked, *logits;
     float *gated;                                         /* (max_rows, Q) with attn_gate */
     int32_t *tokens, *slot, *pos, *first, *turn, *gather; /* (max_rows) */
@@ -117,10 +118,11 @@ int decoder_new(
     struct decoder *dec = mem_array(1, sizeof *dec);
     dec->m = m;
     dec->d = m->d;
+    dec->mul = (struct products){.d = m->d};
     dec->slots = slots;
     dec->capacity = capacity;
     dec->max_rows = max_rows;
-    dec->chunk = logits_chunk(m->c.vocab, max_rows);
+    dec->chunk = logits_chunk(m->c.vocab, max_rows, sizeof(float));
     host_new(dec);
     size_t bytes = decoder_layout(dec);
     dec->memory = bytes == SIZE_MAX ? NULL : dec->d->ops->alloc(dec->d, bytes);
@@ -268,8 +270,8 @@ static void run_rows(struct decoder *dec, const struct decode_row *rows, int n, 
     struct model *m = dec->m;
     const struct model_config *c = &m->c;
     const struct device_ops *o = dec->d->ops;
-    struct block_run r = {dec->d, c, &m->w, n, dec->turn, dec->cos_table, dec->sin_table, dec->norm,
-        dec->act, dec->gated};
+    struct block_run r = {dec->d, c, &m->w, &dec->mul, n, dec->turn, dec->cos_table, dec->sin_table,
+        dec->norm, dec->act, dec->gated};
     struct attn_shape shape = {dec->slots, dec->capacity, c->heads, c->kv_heads, c->head_dim};
     struct layer_acts *a = &dec->layer;
     struct pass_acts *p = &dec->pass;
@@ -315,8 +317,9 @@ static void read_logits(struct decoder *dec, int n, const uint8_t *row_logits, f
     }
     for (int at = 0; at < count; at += dec->chunk) {
         int rows = count - at < dec->chunk ? count - at : dec->chunk;
-        linear(dec->d, dec->logits, h + (size_t)at * (size_t)c->dim, dec->m->w.embed, rows,
-            c->vocab, c->dim, 1, 0);
+        struct operand part =
+            operand(&dec->mul, NULL, h + (size_t)at * (size_t)c->dim, rows, c->dim);
+        linear(&dec->mul, dec->logits, part, dec->m->w.embed, rows, c->vocab, c->dim, 1, 0);
         o->download(dec->d, logits + (size_t)at * (size_t)c->vocab, dec->logits,
             (size_t)rows * (size_t)c->vocab * sizeof(float));
     }

@@ -6,7 +6,7 @@
  *
  * Conventions
  *  - Pointers are device memory of the device that is passed. Shapes are row-major and
- *    stated as (rows, columns). N = B·T token rows. All reals are float32.
+ *    stated as (rows, columns). N = B·T token rows. Reals are float32 but where bf16 is said.
  *  - "+=" in a comment means the result is accumulated into the output, "=" overwritten.
  *  - Operations cannot fail on valid arguments; wrong arguments are our bug (CHECK).
  *    An asynchronous device reports its errors at sync().
@@ -27,6 +27,9 @@
 struct device;
 
 enum { DEVICE_DECODE_ROWS = 32 }; /* see matmul */
+
+/* The upper half of a float32: its range, 8 bits of precision. */
+typedef uint16_t bf16;
 
 /* Shape of one attention call. Rows of q, k, v, out are tokens. */
 struct attn_shape {
@@ -55,6 +58,7 @@ struct adamw_args {
 
 struct device_ops {
     const char *name;
+    void (*release)(struct device *d); /* what d->own holds; for device_free() */
 
     /* -- memory ------------------------------------------------------------------------- */
     /* 64-byte aligned, zeroed; NULL when exhausted */
@@ -76,6 +80,16 @@ struct device_ops {
      * so that what a prompt decodes to does not depend on the batch it is in. */
     void (*matmul)(struct device *d, int ta, int tb, int m, int n, int k, float alpha,
         const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
+
+    /* -- bf16: operands that were rounded, sums in float32 -------------------------------------
+     * 1: the device multiplies bf16 in hardware; 0: it imitates that, slower than float32. */
+    int (*bf16_native)(struct device *d);
+    /* out = in, to the nearest, ties to even; NaN stays NaN */
+    void (*to_bf16)(struct device *d, bf16 *out, const float *in, size_t n);
+    /* C (M, N) = alpha · op(A) op(B), += where accumulate; layouts as matmul. What the library
+     * needs for a layout, alpha and accumulate is made at the first call with them. */
+    void (*matmul_bf16)(struct device *d, int ta, int tb, int m, int n, int k, float alpha,
+        const bf16 *a, int lda, const bf16 *b, int ldb, int accumulate, float *c, int ldc);
 
     /* -- embedding ------------------------------------------------------------------------ */
     /* out (N, D) = table[tokens] */
@@ -141,6 +155,11 @@ struct device_ops {
     /* dgate =, dup = ; dout may be dgate or dup */
     void (*swiglu_bwd)(struct device *d, float *dgate, float *dup, const float *dout,
         const float *gate, const float *up, size_t n);
+    /* The same of rounded gate and up, computed in float32. */
+    void (*swiglu_fwd_bf16)(
+        struct device *d, bf16 *out, const bf16 *gate, const bf16 *up, size_t n);
+    void (*swiglu_bwd_bf16)(struct device *d, float *dgate, float *dup, const float *dout,
+        const bf16 *gate, const bf16 *up, size_t n);
 
     /* -- the feedback (paper's fusion) ------------------------------------------------------- */
     /* carried (B·T, D): row (b, t) = h[b, t−1] + noise[b, t−1]; row (b, 0) = 0.
@@ -212,6 +231,7 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     int threads; /* what it runs with; part of what makes a run repeat bit for bit */
+    void *own;   /* what its operations keep, NULL until they do */
 };
 
 /* The CPU device; threads ≤ 0 means one for each core the process may use. */

@@ -42,7 +42,8 @@ int model_shell_new(struct device *d, const struct model_config *c, const struct
         model_free(&m);
         return rc;
     }
-    m->chunk = logits_chunk(c->vocab, lim->batch * lim->seq);
+    size_t half = lim->train && lim->precision == PRECISION_BF16 ? sizeof(bf16) : 0;
+    m->chunk = logits_chunk(c->vocab, lim->batch * lim->seq, sizeof(float) + half);
     m->w.layers = mem_array((size_t)c->layers, sizeof *m->w.layers);
     m->g.layers = mem_array((size_t)c->layers, sizeof *m->g.layers);
     m->shared_keys = mem_array((size_t)c->layers, sizeof *m->shared_keys);

@@ -13,6 +13,13 @@
  * those of pass 1. Then model_train() computes only the fused tokens of that pass: their queries
  * see pass 1's keys and values of the prefix and their own of the rest, the prefix's loss is pass
  * 1's. The same losses and gradients to rounding. It needs doc_mask.
+ *
+ * Precision bf16: the products of linear layers (blocks, fusion, readout; forward and both
+ * gradients) read operands rounded to bf16 and add in float32. The weights are rounded into a copy
+ * at the start of each micro-batch. Of what is kept for backward the SwiGLU's two inputs and the
+ * carried state are bf16; the rest (residual stream, queries, keys, values, attention's output,
+ * states) is float32, as are weights, gradients, norms, attention, softmax, losses and every sum.
+ * Decoding is always float32.
  */
 #ifndef KERNELS_MODEL_H
 #define KERNELS_MODEL_H
@@ -28,10 +35,11 @@ struct model;
 enum { MODEL_MAX_PASSES = 16 }; /* of a training step */
 
 struct model_limits {
-    int batch, seq;     /* rows and tokens of the largest micro-batch */
-    int passes;         /* most passes of a training step (activations are kept for each) */
-    int train;          /* 0: no gradients, activations of one pass only */
-    int prefix_sharing; /* 1: share prefixes where a batch and the model allow it */
+    int batch, seq;           /* rows and tokens of the largest micro-batch */
+    int passes;               /* most passes of a training step (activations are kept for each) */
+    int train;                /* 0: no gradients, activations of one pass only */
+    enum precision precision; /* training only */
+    int prefix_sharing;       /* 1: share prefixes where a batch and the model allow it */
     enum recompute recompute[MODEL_MAX_PASSES]; /* by pass; training only */
 };
 

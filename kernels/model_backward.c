@@ -2,38 +2,48 @@
 #include "common/check.h"
 #include "kernels/model_internal.h"
 
-/* dw (out, in) += alpha · dyᵀ x */
-static void linear_dw(struct device *d, float *dw, const float *dy, const float *x, int n, int out,
-    int in, float alpha)
+/* s.dgate holds dL/d(the SwiGLU's output): through it, into s.dgate and s.dup. */
+static void swiglu_backward(struct model *m, int n, const struct layer_acts *a)
 {
-    d->ops->matmul(d, 1, 0, out, in, n, alpha, dy, out, x, in, 1, dw, in);
+    const struct device_ops *o = m->d->ops;
+    struct scratch *s = &m->s;
+    size_t all = (size_t)n * (size_t)m->c.ffn;
+    if (a->gate16)
+        o->swiglu_bwd_bf16(m->d, s->dgate, s->dup, s->dgate, a->gate16, a->up16, all);
+    else
+        o->swiglu_bwd(m->d, s->dgate, s->dup, s->dgate, a->gate, a->up, all);
 }
 
-/* dx (n, in) = alpha · dy w + beta · dx */
-static void linear_dx(struct device *d, float *dx, const float *dy, const float *w, int n, int out,
-    int in, float alpha, float beta)
+/* s.dnorm = or += dy w, dw += dyᵀ x, of a layer that reads the normalised input x (n, D). */
+static void normed_backward(struct model *m, float *dw, const float *dy, struct operand x,
+    const float *w, int n, int out, int accumulate)
 {
-    d->ops->matmul(d, 0, 0, n, in, out, alpha, dy, out, w, in, beta, dx, in);
+    const struct products *mul = &m->mul;
+    struct operand g = operand(mul, mul->dy, dy, n, out);
+    linear_dw(mul, dw, g, x, n, out, m->c.dim, 1);
+    linear_dx(mul, m->s.dnorm, g, w, n, out, m->c.dim, 1, accumulate);
 }
 
 /* The MLP half: s.dx holds dL/d(block output), then dL/d(x1). */
-static void mlp_backward(struct model *m, int n, int layer, const struct layer_acts *a)
+static void mlp_backward(struct model *m, const struct pass_acts *p, int layer)
 {
+    const struct layer_acts *a = &p->layers[layer];
     const struct model_config *c = &m->c;
     const struct layer_tensors *w = &m->w.layers[layer], *g = &m->g.layers[layer];
     const struct device_ops *o = m->d->ops;
+    const struct products *mul = &m->mul;
+    struct block_run r = model_block_run(m, &p->rows);
     struct scratch *s = &m->s;
     struct device *d = m->d;
-    size_t wide = (size_t)n * (size_t)c->ffn;
+    int n = p->rows.n;
     o->rmsnorm_fwd(d, s->norm, a->rstd2, a->x1, w->post_norm, n, c->dim, c->norm_eps);
-    o->swiglu_fwd(d, s->act, a->gate, a->up, wide);
-    linear_dw(d, g->down, s->dx, s->act, n, c->dim, c->ffn, c->residual_scale);
-    linear_dx(d, s->dgate, s->dx, w->down, n, c->dim, c->ffn, c->residual_scale, 0);
-    o->swiglu_bwd(d, s->dgate, s->dup, s->dgate, a->gate, a->up, wide);
-    linear_dw(d, g->gate, s->dgate, s->norm, n, c->ffn, c->dim, 1);
-    linear_dw(d, g->up, s->dup, s->norm, n, c->ffn, c->dim, 1);
-    linear_dx(d, s->dnorm, s->dgate, w->gate, n, c->ffn, c->dim, 1, 0);
-    linear_dx(d, s->dnorm, s->dup, w->up, n, c->ffn, c->dim, 1, 1);
+    struct operand act = swiglu(&r, a), dy = operand(mul, mul->dy, s->dx, n, c->dim);
+    linear_dw(mul, g->down, dy, act, n, c->dim, c->ffn, c->residual_scale);
+    linear_dx(mul, s->dgate, dy, w->down, n, c->dim, c->ffn, c->residual_scale, 0);
+    swiglu_backward(m, n, a);
+    struct operand x = operand(mul, mul->x, s->norm, n, c->dim);
+    normed_backward(m, g->gate, s->dgate, x, w->gate, n, c->ffn, 0);
+    normed_backward(m, g->up, s->dup, x, w->up, n, c->ffn, 1);
     o->rmsnorm_bwd(d, s->dx, 1, g->post_norm, s->dnorm, a->x1, w->post_norm, a->rstd2, n, c->dim,
         s->norm_work);
 }
@@ -43,14 +53,17 @@ static void output_backward(struct model *m, int n, int layer, const struct laye
 {
     const struct model_config *c = &m->c;
     const struct device_ops *o = m->d->ops;
+    const struct products *mul = &m->mul;
     struct scratch *s = &m->s;
     int q = c->heads * c->head_dim;
     size_t all = (size_t)n * (size_t)q;
     const float *att = c->attn_gate ? s->gated : a->att;
     if (c->attn_gate)
         o->gate_fwd(m->d, s->gated, a->att, a->att_gate, all);
-    linear_dw(m->d, m->g.layers[layer].o, s->dx, att, n, c->dim, q, c->residual_scale);
-    linear_dx(m->d, s->datt, s->dx, m->w.layers[layer].o, n, c->dim, q, c->residual_scale, 0);
+    struct operand dy = operand(mul, mul->dy, s->dx, n, c->dim);
+    struct operand x = operand(mul, mul->x, att, n, q);
+    linear_dw(mul, m->g.layers[layer].o, dy, x, n, c->dim, q, c->residual_scale);
+    linear_dx(mul, s->datt, dy, m->w.layers[layer].o, n, c->dim, q, c->residual_scale, 0);
     if (c->attn_gate)
         o->gate_bwd(m->d, s->datt, s->gated, s->datt, a->att, a->att_gate, all);
 }
@@ -100,16 +113,12 @@ static void attn_backward(
         o->rmsnorm_bwd(d, dk, 0, g->k_norm, dk, a->k_raw, w->k_norm, a->rstd_k, n * c->kv_heads,
             c->head_dim, s->norm_work);
     }
-    linear_dw(d, g->q, s->dq, s->norm, n, q, c->dim, 1);
-    linear_dw(d, g->k, dk, s->norm, n, kv, c->dim, 1);
-    linear_dw(d, g->v, dv, s->norm, n, kv, c->dim, 1);
-    linear_dx(d, s->dnorm, s->dq, w->q, n, q, c->dim, 1, 0);
-    linear_dx(d, s->dnorm, dk, w->k, n, kv, c->dim, 1, 1);
-    linear_dx(d, s->dnorm, dv, w->v, n, kv, c->dim, 1, 1);
-    if (c->attn_gate) {
-        linear_dw(d, g->attn_gate, s->gated, s->norm, n, q, c->dim, 1);
-        linear_dx(d, s->dnorm, s->gated, w->attn_gate, n, q, c->dim, 1, 1);
-    }
+    struct operand x = operand(&m->mul, m->mul.x, s->norm, n, c->dim);
+    normed_backward(m, g->q, s->dq, x, w->q, n, q, 0);
+    normed_backward(m, g->k, dk, x, w->k, n, kv, 1);
+    normed_backward(m, g->v, dv, x, w->v, n, kv, 1);
+    if (c->attn_gate)
+        normed_backward(m, g->attn_gate, s->gated, x, w->attn_gate, n, q, 1);
     o->rmsnorm_bwd(d, s->dx, 1, g->input_norm, s->dnorm, a->x0, w->input_norm, a->rstd1, n, c->dim,
         s->norm_work);
 }
@@ -141,8 +150,10 @@ static void fusion_backward(struct model *m, const struct pass_acts *p)
         o->scatter_add_rows(d, s->dg, s->dg_pass, p->rows.index, n, c->dim);
     else
         o->add(d, s->dg, s->dg_pass, 1, all);
-    linear_dw(d, m->g.w_u, s->du, p->carried, n, c->dim, c->dim, 1);
-    linear_dx(d, s->dcarried, s->du, m->w.w_u, n, c->dim, c->dim, 1, 0);
+    struct operand du = operand(&m->mul, m->mul.dy, s->du, n, c->dim);
+    struct operand carried = {p->carried, p->carried16};
+    linear_dw(&m->mul, m->g.w_u, du, carried, n, c->dim, c->dim, 1);
+    linear_dx(&m->mul, s->dcarried, du, m->w.w_u, n, c->dim, c->dim, 1, 0);
 }
 
 static void tell_final(struct model *m, int first, int end)
@@ -167,20 +178,20 @@ static void pass_backward(
         tell_final(m, norm, norm + 1);
     for (int l = m->c.layers - 1; l >= 0; l--) {
         model_layer_remake(m, b, p, l);
-        mlp_backward(m, p->rows.n, l, &p->layers[l]);
+        mlp_backward(m, p, l);
         attn_backward(m, b, p, l);
         if (last)
             tell_final(m, first_weight(&m->c, l), first_weight(&m->c, l + 1));
     }
 }
 
-/* dL/d(gate's input) from s.dg, into s.dplain. */
-static void gate_backward(struct model *m, int n)
+/* dL/d(gate's input) from dg = s.dg, into s.dplain. */
+static void gate_backward(struct model *m, struct operand dg, int n)
 {
     const struct model_config *c = &m->c;
     struct scratch *s = &m->s;
     int own = gate_own_norm(c);
-    linear_dx(m->d, own ? s->dnorm : s->dplain, s->dg, m->w.w_g, n, c->dim, c->dim, 1, own ? 0 : 1);
+    linear_dx(&m->mul, own ? s->dnorm : s->dplain, dg, m->w.w_g, n, c->dim, c->dim, 1, !own);
     if (own)
         m->d->ops->rmsnorm_bwd(m->d, s->dplain, 1, NULL, s->dnorm, m->in.e, NULL, m->in.rstd_gate,
             n, c->dim, s->norm_work);
@@ -195,15 +206,20 @@ static void input_backward(struct model *m, int n, int gated)
     const struct input_acts *in = &m->in;
     struct device *d = m->d;
     int of_plain = in->gate_in == in->plain; /* else the gate reads E[x], behind in_norm */
-    if (gated)
-        linear_dw(d, m->g.w_g, s->dg, in->gate_in, n, c->dim, c->dim, 1);
+    const struct products *mul = &m->mul;
+    struct operand dg = {0};
+    if (gated) {
+        dg = operand(mul, mul->dy, s->dg, n, c->dim);
+        linear_dw(
+            mul, m->g.w_g, dg, operand(mul, mul->x, in->gate_in, n, c->dim), n, c->dim, c->dim, 1);
+    }
     if (gated && of_plain)
-        gate_backward(m, n);
+        gate_backward(m, dg, n);
     if (c->in_norm)
         o->rmsnorm_bwd(
             d, s->dplain, 0, NULL, s->dplain, in->e, NULL, in->rstd_in, n, c->dim, s->norm_work);
     if (gated && !of_plain)
-        gate_backward(m, n);
+        gate_backward(m, dg, n);
     o->embed_bwd(d, m->g.embed, m->tokens, s->dplain, n, c->dim, c->vocab);
 }
 
@@ -267,6 +283,7 @@ void model_train(
     CHECK(m->lim.train && b->passes <= m->lim.passes && b->targets);
     m->z_loss = b->z_loss;
     model_batch_upload(m, b);
+    products_begin(&m->mul, (size_t)m->table.total);
     for (int k = 0; k < b->passes; k++)
         m->passes[k].rows = model_all_rows(m, b);
     share_begin(m, b, lambda);

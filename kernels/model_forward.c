@@ -5,12 +5,6 @@
 #include "common/mem.h"
 #include "kernels/model_internal.h"
 
-void linear(struct device *d, float *y, const float *x, const float *w, int n, int out, int in,
-    float alpha, float beta)
-{
-    d->ops->matmul(d, 0, 1, n, out, in, alpha, x, in, w, in, beta, y, out);
-}
-
 static size_t dim_bytes(const struct block_run *r)
 {
     return (size_t)r->n * (size_t)r->c->dim * sizeof(float);
@@ -23,11 +17,12 @@ void block_qkv(const struct block_run *r, int layer, struct layer_acts *a)
     const struct device_ops *o = r->d->ops;
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     o->rmsnorm_fwd(r->d, r->norm, a->rstd1, a->x0, w->input_norm, r->n, c->dim, c->norm_eps);
-    linear(r->d, c->qk_norm ? a->q_raw : a->q, r->norm, w->q, r->n, q, c->dim, 1, 0);
-    linear(r->d, c->qk_norm ? a->k_raw : a->k, r->norm, w->k, r->n, kv, c->dim, 1, 0);
-    linear(r->d, a->v, r->norm, w->v, r->n, kv, c->dim, 1, 0);
+    struct operand x = operand(r->mul, r->mul->x, r->norm, r->n, c->dim);
+    linear(r->mul, c->qk_norm ? a->q_raw : a->q, x, w->q, r->n, q, c->dim, 1, 0);
+    linear(r->mul, c->qk_norm ? a->k_raw : a->k, x, w->k, r->n, kv, c->dim, 1, 0);
+    linear(r->mul, a->v, x, w->v, r->n, kv, c->dim, 1, 0);
     if (c->attn_gate)
-        linear(r->d, a->att_gate, r->norm, w->attn_gate, r->n, q, c->dim, 1, 0);
+        linear(r->mul, a->att_gate, x, w->attn_gate, r->n, q, c->dim, 1, 0);
     if (c->qk_norm) {
         o->rmsnorm_fwd(
             r->d, a->q, a->rstd_q, a->q_raw, w->q_norm, r->n * c->heads, c->head_dim, c->norm_eps);
@@ -48,7 +43,29 @@ void block_attn_out(const struct block_run *r, int layer, struct layer_acts *a)
     if (c->attn_gate)
         o->gate_fwd(r->d, r->gated, a->att, a->att_gate, (size_t)r->n * (size_t)q);
     o->copy(r->d, a->x1, a->x0, dim_bytes(r));
-    linear(r->d, a->x1, att, r->w->layers[layer].o, r->n, c->dim, q, c->residual_scale, 1);
+    linear(r->mul, a->x1, operand(r->mul, r->mul->x, att, r->n, q), r->w->layers[layer].o, r->n,
+        c->dim, q, c->residual_scale, 1);
+}
+
+/* y (n, F) = x wᵀ, or rounded into y16, by way of r->act. */
+static void mlp_linear(
+    const struct block_run *r, float *y, bf16 *y16, struct operand x, const float *w)
+{
+    const struct model_config *c = r->c;
+    linear(r->mul, y16 ? r->act : y, x, w, r->n, c->ffn, c->dim, 1, 0);
+    if (y16)
+        r->d->ops->to_bf16(r->d, y16, r->act, (size_t)r->n * (size_t)c->ffn);
+}
+
+struct operand swiglu(const struct block_run *r, const struct layer_acts *a)
+{
+    size_t all = (size_t)r->n * (size_t)r->c->ffn;
+    if (!a->gate16) {
+        r->d->ops->swiglu_fwd(r->d, r->act, a->gate, a->up, all);
+        return (struct operand){.f = r->act};
+    }
+    r->d->ops->swiglu_fwd_bf16(r->d, r->mul->x, a->gate16, a->up16, all);
+    return (struct operand){.h = r->mul->x};
 }
 
 void block_mlp_in(const struct block_run *r, int layer, struct layer_acts *a)
@@ -56,8 +73,9 @@ void block_mlp_in(const struct block_run *r, int layer, struct layer_acts *a)
     const struct model_config *c = r->c;
     const struct layer_tensors *w = &r->w->layers[layer];
     r->d->ops->rmsnorm_fwd(r->d, r->norm, a->rstd2, a->x1, w->post_norm, r->n, c->dim, c->norm_eps);
-    linear(r->d, a->gate, r->norm, w->gate, r->n, c->ffn, c->dim, 1, 0);
-    linear(r->d, a->up, r->norm, w->up, r->n, c->ffn, c->dim, 1, 0);
+    struct operand x = operand(r->mul, r->mul->x, r->norm, r->n, c->dim);
+    mlp_linear(r, a->gate, a->gate16, x, w->gate);
+    mlp_linear(r, a->up, a->up16, x, w->up);
 }
 
 void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next)
@@ -66,10 +84,10 @@ void block_finish(const struct block_run *r, int layer, struct layer_acts *a, fl
     const struct device_ops *o = r->d->ops;
     block_attn_out(r, layer, a);
     block_mlp_in(r, layer, a);
-    o->swiglu_fwd(r->d, r->act, a->gate, a->up, (size_t)r->n * (size_t)c->ffn);
+    struct operand act = swiglu(r, a);
     o->copy(r->d, x_next, a->x1, dim_bytes(r));
     linear(
-        r->d, x_next, r->act, r->w->layers[layer].down, r->n, c->dim, c->ffn, c->residual_scale, 1);
+        r->mul, x_next, act, r->w->layers[layer].down, r->n, c->dim, c->ffn, c->residual_scale, 1);
 }
 
 int gate_own_norm(const struct model_config *c)
@@ -94,7 +112,8 @@ void plain_input(const struct block_run *r, const int32_t *tokens, struct input_
         return;
     if (gate_own_norm(c))
         o->rmsnorm_fwd(r->d, in->gate_in, in->rstd_gate, in->e, NULL, r->n, c->dim, c->norm_eps);
-    linear(r->d, in->g, in->gate_in, r->w->w_g, r->n, c->dim, c->dim, 1, 0);
+    linear(r->mul, in->g, operand(r->mul, r->mul->x, in->gate_in, r->n, c->dim), r->w->w_g, r->n,
+        c->dim, c->dim, 1, 0);
 }
 
 void fuse(const struct block_run *r, const float *g, struct pass_acts *p, float *out)
@@ -102,7 +121,10 @@ void fuse(const struct block_run *r, const float *g, struct pass_acts *p, float 
     const struct model_config *c = r->c;
     const struct device_ops *o = r->d->ops;
     float *prod = c->out_norm ? p->prod : out;
-    linear(r->d, p->u, p->carried, r->w->w_u, r->n, c->dim, c->dim, 1, 0);
+    struct operand carried = {p->carried, p->carried16};
+    if (p->carried16)
+        o->to_bf16(r->d, p->carried16, p->carried, (size_t)r->n * (size_t)c->dim);
+    linear(r->mul, p->u, carried, r->w->w_u, r->n, c->dim, c->dim, 1, 0);
     o->gate_fwd(r->d, prod, p->u, g, (size_t)r->n * (size_t)c->dim);
     if (c->out_norm)
         o->rmsnorm_fwd(r->d, out, p->rstd_prod, prod, NULL, r->n, c->dim, c->norm_eps);
@@ -121,6 +143,7 @@ struct block_run model_block_run(struct model *m, const struct pass_rows *rows)
         .d = m->d,
         .c = &m->c,
         .w = &m->w,
+        .mul = &m->mul,
         .n = rows->n,
         .positions = rows->positions,
         .cos_table = m->cos_table,
@@ -211,11 +234,12 @@ void model_readout(struct model *m, struct pass_acts *p, float dscale, const flo
 {
     const struct device_ops *o = m->d->ops;
     int n = p->rows.n, dim = m->c.dim, vocab = m->c.vocab;
+    const struct products *mul = &m->mul;
     float *logits = m->s.logits;
     for (int at = 0; at < n; at += m->chunk) {
         int rows = n - at < m->chunk ? n - at : m->chunk;
-        const float *part = p->h + (size_t)at * (size_t)dim;
-        linear(m->d, logits, part, m->w.embed, rows, vocab, dim, 1, 0);
+        struct operand part = operand(mul, mul->x, p->h + (size_t)at * (size_t)dim, rows, dim);
+        linear(mul, logits, part, m->w.embed, rows, vocab, dim, 1, 0);
         if (host)
             o->download(m->d, host + (size_t)at * (size_t)vocab, logits,
                 (size_t)rows * (size_t)vocab * sizeof(float));
@@ -223,9 +247,9 @@ void model_readout(struct model *m, struct pass_acts *p, float dscale, const flo
             rows, vocab, dscale, m->z_loss);
         if (dscale == 0)
             continue;
-        o->matmul(m->d, 0, 0, rows, dim, vocab, 1, logits, vocab, m->w.embed, dim, 1,
-            dh + (size_t)at * (size_t)dim, dim);
-        o->matmul(m->d, 1, 0, vocab, dim, rows, 1, logits, vocab, part, dim, 1, m->g.embed, dim);
+        struct operand dy = operand(mul, m->s.logits16, logits, rows, vocab);
+        linear_dx(mul, dh + (size_t)at * (size_t)dim, dy, m->w.embed, rows, vocab, dim, 1, 1);
+        linear_dw(mul, m->g.embed, dy, part, rows, vocab, dim, 1);
     }
 }
 
@@ -281,6 +305,7 @@ int model_forward(struct model *m, const struct model_batch *b, int want,
         p->rows = model_all_rows(m, b);
         struct block_run r = model_block_run(m, &p->rows);
         model_batch_upload(m, b);
+        products_begin(&m->mul, (size_t)m->table.total);
         plain_input(&r, m->tokens, &m->in, b->passes > 1);
     }
     for (int k = 0; rc == 0 && k < b->passes; k++) {

@@ -17,6 +17,7 @@ struct arena {
 };
 float *arena_floats(struct arena *a, size_t rows, size_t columns);
 int32_t *arena_ints(struct arena *a, size_t count);
+bf16 *arena_halves(struct arena *a, size_t rows, size_t columns);
 uint8_t *arena_bytes(struct arena *a, size_t count);
 
 /* The tensors of one layer, of the weights or of the gradients; NULL where there is none. */
@@ -43,6 +44,7 @@ struct layer_acts {
     float *x1;              /* (N, D) after attention */
     float *rstd2;           /* (N) */
     float *gate, *up;       /* (N, F) */
+    bf16 *gate16, *up16;    /* in their place with precision bf16 */
 };
 
 /*
@@ -77,6 +79,7 @@ struct pass_acts {
     float *x_out, *rstd;             /* (N, D) after the last block, and of the final norm (N) */
     float *h;                        /* (N, D) the state that is read out and carried */
     float *carried, *u;              /* (N, D) h of the pass before, moved right; W_U carried */
+    bf16 *carried16;                 /* carried with precision bf16; carried is scratch then */
     float *prod, *rstd_prod;         /* (N, D) u ⊙ σ(g), (N): with out_norm */
     uint8_t *mask;                   /* (N) */
 };
@@ -103,10 +106,11 @@ struct scratch {
     float *k_all, *v_all;       /*   and with sharing (N, KV): merged keys and values */
     float *du, *dg_pass;        /* union: (N, D); du becomes the gradient of carried's product */
     float *dcarried;            /*   with them: (N, D) */
-    float *dh_all; /*   and with sharing (N, D): dL/dh of all rows of the pass before */
-    float *noise;  /* union: (N, D) given noise */
-    float *h_all;  /*   with it, with sharing (N, D): merged states */
-    float *logits; /* union: (chunk, V) */
+    float *dh_all;  /*   and with sharing (N, D): dL/dh of all rows of the pass before */
+    float *noise;   /* union: (N, D) given noise */
+    float *h_all;   /*   with it, with sharing (N, D): merged states */
+    float *logits;  /* union: (chunk, V) */
+    bf16 *logits16; /*   with it, precision bf16: their gradient */
 };
 
 enum model_block {
@@ -122,6 +126,19 @@ struct shared_keys {
     float *dk, *dv;
 };
 
+/* How linear layers multiply: float32, or bf16 where there are weights for it. */
+struct products {
+    struct device *d;
+    const float *params; /* all weights … */
+    bf16 *weights;       /*   and the same rounded, or NULL */
+    bf16 *x, *dy;        /* places for a rounded input (N, widest) and a rounded gradient */
+};
+/* One side of a product, in one of the two forms. */
+struct operand {
+    const float *f;
+    const bf16 *h;
+};
+
 struct model {
     struct device *d;
     struct model_config c;
@@ -135,6 +152,7 @@ struct model {
     struct pass_acts *passes; /* host: lim.passes of them, one without training */
     struct input_acts in;
     struct scratch s;
+    struct products mul;
     struct layer_acts remade;        /* one layer of what recompute drops */
     struct shared_keys *shared_keys; /* host: (layers) */
     int sharing;                     /* the batch at hand shares prefixes */
@@ -149,9 +167,10 @@ struct model {
     float *host_weights;                                /* host: (N) */
 };
 
-/* Most bytes that a chunk of logits may take; rows of such a chunk, at most max_rows. */
+/* Most bytes that a chunk of logits may take; rows of such a chunk, at most max_rows, of so many
+ * bytes an element. */
 #define LOGITS_BYTES ((size_t)32 << 20)
-int logits_chunk(int vocab, int max_rows);
+int logits_chunk(int vocab, int max_rows, size_t element);
 
 /* Host side of a model without device memory; then the layout fills pointers from m->memory and
  * says the sizes. With m->memory all NULL it only measures. */
@@ -161,6 +180,22 @@ void model_layout(struct model *m, struct model_memory *sizes);
 int model_pass_sets(const struct model *m);
 void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l);
 
+/* --- linear layers, y = x wᵀ; model_linear.c ------------------------------------------------- */
+
+/* The weights changed: rounds them again where they are multiplied so. */
+void products_begin(const struct products *p, size_t count);
+/* x (n, width) as an operand, for bf16 rounded into `place` (p->x or p->dy). */
+struct operand operand(const struct products *p, bf16 *place, const float *x, int n, int width);
+/* y (n, out) = alpha · x (n, in) wᵀ, += where accumulate */
+void linear(const struct products *p, float *y, struct operand x, const float *w, int n, int out,
+    int in, float alpha, int accumulate);
+/* dw (out, in) += alpha · dyᵀ x */
+void linear_dw(const struct products *p, float *dw, struct operand dy, struct operand x, int n,
+    int out, int in, float alpha);
+/* dx (n, in) = alpha · dy w, += where accumulate */
+void linear_dx(const struct products *p, float *dx, struct operand dy, const float *w, int n,
+    int out, int in, float alpha, int accumulate);
+
 /* --- blocks, shared by the model and the decoder ---------------------------------------------- */
 
 /* A set of rows on its way through the blocks. */
@@ -168,19 +203,19 @@ struct block_run {
     struct device *d;
     const struct model_config *c;
     const struct tensors *w;
+    const struct products *mul;
     int n;                    /* rows */
     const int32_t *positions; /* (n) */
     const float *cos_table, *sin_table;
     float *norm, *act; /* scratch (n, D), (n, F) */
     float *gated;      /* scratch (n, Q), with attn_gate; may overlap act */
 };
-/* y (n, out) = alpha · x (n, in) wᵀ + beta · y */
-void linear(struct device *d, float *y, const float *x, const float *w, int n, int out, int in,
-    float alpha, float beta);
 void block_qkv(const struct block_run *r, int layer, struct layer_acts *a);
 /* From a->att to a->x1, from there to a->gate and a->up, from there to x_next (n, D). */
 void block_attn_out(const struct block_run *r, int layer, struct layer_acts *a);
 void block_mlp_in(const struct block_run *r, int layer, struct layer_acts *a);
+/* silu(gate) · up (n, F), in r->act or for bf16 in r->mul->x. */
+struct operand swiglu(const struct block_run *r, const struct layer_acts *a);
 /* The three in turn: from a->att to the block's output x_next (n, D), which may be a->x0. */
 void block_finish(const struct block_run *r, int layer, struct layer_acts *a, float *x_next);
 

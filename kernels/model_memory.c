@@ -31,14 +31,19 @@ int32_t *arena_ints(struct arena *a, size_t count)
     return arena_take(a, count, 1, sizeof(int32_t));
 }
 
+bf16 *arena_halves(struct arena *a, size_t rows, size_t columns)
+{
+    return arena_take(a, rows, columns, sizeof(bf16));
+}
+
 uint8_t *arena_bytes(struct arena *a, size_t count)
 {
     return arena_take(a, count, 1, 1);
 }
 
-int logits_chunk(int vocab, int max_rows)
+int logits_chunk(int vocab, int max_rows, size_t element)
 {
-    size_t rows = LOGITS_BYTES / ((size_t)vocab * sizeof(float));
+    size_t rows = LOGITS_BYTES / ((size_t)vocab * element);
     if (rows < 16)
         rows = 16;
     return rows < (size_t)max_rows ? (int)rows : max_rows;
@@ -70,50 +75,65 @@ static size_t width_of(const struct model_config *c, enum width w)
 #define OF(f)  offsetof(struct layer_acts, f)
 #define OPT(f) offsetof(struct model_config, f)
 
-/* What a layer keeps: how wide, which option of the model it needs (0: none), and the lowest level
- * of recompute that drops it. */
+/* Kept with which precision. */
+enum form { ALWAYS, IN_F32, IN_BF16 };
+
+/* What a layer keeps: how wide, which option of the model it needs (0: none), the lowest level
+ * of recompute that drops it, and the precision that has it. */
 static const struct act {
     size_t at;
     enum width width;
     size_t option;
     int dropped;
+    enum form form;
 } acts[] = {
-    {OF(x0), W_DIM, 0, NEVER},
-    {OF(rstd1), W_ONE, 0, NEVER},
-    {OF(q), W_QUERY, 0, RECOMPUTE_INNER},
-    {OF(k), W_KEY, 0, RECOMPUTE_INNER},
-    {OF(v), W_KEY, 0, RECOMPUTE_INNER},
-    {OF(q_raw), W_QUERY, OPT(qk_norm), RECOMPUTE_INNER},
-    {OF(k_raw), W_KEY, OPT(qk_norm), RECOMPUTE_INNER},
-    {OF(rstd_q), W_HEADS, OPT(qk_norm), RECOMPUTE_INNER},
-    {OF(rstd_k), W_KV_HEADS, OPT(qk_norm), RECOMPUTE_INNER},
-    {OF(att_gate), W_QUERY, OPT(attn_gate), RECOMPUTE_INNER},
-    {OF(att), W_QUERY, 0, RECOMPUTE_LAYER},
-    {OF(lse), W_HEADS, 0, RECOMPUTE_LAYER},
-    {OF(x1), W_DIM, 0, RECOMPUTE_LAYER},
-    {OF(rstd2), W_ONE, 0, NEVER},
-    {OF(gate), W_FFN, 0, RECOMPUTE_INNER},
-    {OF(up), W_FFN, 0, RECOMPUTE_INNER},
+    {OF(x0), W_DIM, 0, NEVER, ALWAYS},
+    {OF(rstd1), W_ONE, 0, NEVER, ALWAYS},
+    {OF(q), W_QUERY, 0, RECOMPUTE_INNER, ALWAYS},
+    {OF(k), W_KEY, 0, RECOMPUTE_INNER, ALWAYS},
+    {OF(v), W_KEY, 0, RECOMPUTE_INNER, ALWAYS},
+    {OF(q_raw), W_QUERY, OPT(qk_norm), RECOMPUTE_INNER, ALWAYS},
+    {OF(k_raw), W_KEY, OPT(qk_norm), RECOMPUTE_INNER, ALWAYS},
+    {OF(rstd_q), W_HEADS, OPT(qk_norm), RECOMPUTE_INNER, ALWAYS},
+    {OF(rstd_k), W_KV_HEADS, OPT(qk_norm), RECOMPUTE_INNER, ALWAYS},
+    {OF(att_gate), W_QUERY, OPT(attn_gate), RECOMPUTE_INNER, ALWAYS},
+    {OF(att), W_QUERY, 0, RECOMPUTE_LAYER, ALWAYS},
+    {OF(lse), W_HEADS, 0, RECOMPUTE_LAYER, ALWAYS},
+    {OF(x1), W_DIM, 0, RECOMPUTE_LAYER, ALWAYS},
+    {OF(rstd2), W_ONE, 0, NEVER, ALWAYS},
+    {OF(gate), W_FFN, 0, RECOMPUTE_INNER, IN_F32},
+    {OF(up), W_FFN, 0, RECOMPUTE_INNER, IN_F32},
+    {OF(gate16), W_FFN, 0, RECOMPUTE_INNER, IN_BF16},
+    {OF(up16), W_FFN, 0, RECOMPUTE_INNER, IN_BF16},
 };
 _Static_assert(sizeof acts / sizeof *acts == sizeof(struct layer_acts) / sizeof(float *),
     "the table names every tensor of struct layer_acts");
 
 /* Those dropped at levels from … to. */
-static void acts_take(
-    struct arena *a, const struct model_config *c, size_t n, int from, int to, struct layer_acts *l)
+static void acts_take(struct arena *a, const struct model_config *c, enum precision precision,
+    size_t n, int from, int to, struct layer_acts *l)
 {
+    enum form other = precision == PRECISION_BF16 ? IN_F32 : IN_BF16;
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
         const struct act *x = &acts[i];
-        if (x->option && !*(const int *)((const char *)c + x->option))
+        if (x->form == other || (x->option && !*(const int *)((const char *)c + x->option)))
             continue;
-        if (x->dropped >= from && x->dropped <= to)
-            *(float **)((char *)l + x->at) = arena_floats(a, n, width_of(c, x->width));
+        if (x->dropped < from || x->dropped > to)
+            continue;
+        void *p = arena_take(
+            a, n, width_of(c, x->width), x->form == IN_BF16 ? sizeof(bf16) : sizeof(float));
+        memcpy((char *)l + x->at, &p, sizeof p);
     }
 }
 
 void layer_acts_take(struct arena *a, const struct model_config *c, size_t n, struct layer_acts *l)
 {
-    acts_take(a, c, n, 0, NEVER, l);
+    acts_take(a, c, PRECISION_F32, n, 0, NEVER, l);
+}
+
+static enum precision precision_of(const struct model *m)
+{
+    return m->lim.train ? m->lim.precision : PRECISION_F32;
 }
 
 /* One layer of what any pass drops. */
@@ -123,7 +143,7 @@ static void remade_take(struct arena *a, struct model *m, size_t n)
     for (int k = 0; m->lim.train && k < m->lim.passes; k++)
         if ((int)m->lim.recompute[k] > level)
             level = (int)m->lim.recompute[k];
-    acts_take(a, &m->c, n, RECOMPUTE_INNER, level, &m->remade);
+    acts_take(a, &m->c, precision_of(m), n, RECOMPUTE_INNER, level, &m->remade);
 }
 
 static void layers_take(
@@ -137,7 +157,7 @@ static void layers_take(
             continue;
         }
         *x = m->remade;
-        acts_take(a, &m->c, n, (int)p->recompute + 1, NEVER, x);
+        acts_take(a, &m->c, precision_of(m), n, (int)p->recompute + 1, NEVER, x);
         if (keys && p->recompute > RECOMPUTE_NONE) {
             x->k = arena_floats(a, n, width_of(&m->c, W_KEY));
             x->v = arena_floats(a, n, width_of(&m->c, W_KEY));
@@ -156,7 +176,10 @@ static void pass_take(struct arena *a, const struct model *m, size_t n, int k, s
     p->losses = arena_floats(a, n, 1);
     if (!m->c.feedback)
         return;
-    p->carried = arena_floats(a, n, dim);
+    if (precision_of(m) == PRECISION_BF16)
+        p->carried16 = arena_halves(a, n, dim);
+    else
+        p->carried = arena_floats(a, n, dim);
     p->u = arena_floats(a, n, dim);
     p->mask = arena_bytes(a, n);
     if (m->c.out_norm) {
@@ -192,8 +215,8 @@ static void union_mlp(struct arena *a, const struct model *m, size_t n, struct s
 {
     size_t ffn = (size_t)m->c.ffn;
     s->act = arena_floats(a, n, ffn);
-    if (m->lim.train) {
-        s->dgate = arena_floats(a, n, ffn);
+    if (m->lim.train) { /* for bf16 act is where gate and up land to be rounded */
+        s->dgate = precision_of(m) == PRECISION_BF16 ? s->act : arena_floats(a, n, ffn);
         s->dup = arena_floats(a, n, ffn);
     }
 }
@@ -245,6 +268,8 @@ static void union_logits(struct arena *a, const struct model *m, size_t n, struc
 {
     (void)n;
     s->logits = arena_floats(a, (size_t)m->chunk, (size_t)m->c.vocab);
+    if (precision_of(m) == PRECISION_BF16)
+        s->logits16 = arena_halves(a, (size_t)m->chunk, (size_t)m->c.vocab);
 }
 
 /* The norms of the residual stream, and those of n rows of heads. */
@@ -254,6 +279,20 @@ static size_t norm_work_floats(const struct model *m, size_t n)
     int heads = (int)n * m->c.heads; /* limits_check() keeps it in int */
     size_t head = m->c.qk_norm ? m->d->ops->rmsnorm_bwd_work(m->d, heads, m->c.head_dim) : 0;
     return wide > head ? wide : head;
+}
+
+/* What bf16 takes: the rounded weights, and a product's rounded sides. */
+static void products_take(struct arena *a, struct model *m, size_t n)
+{
+    size_t q = width_of(&m->c, W_QUERY), widest = width_of(&m->c, W_FFN);
+    widest = q > widest ? q : widest;
+    widest = width_of(&m->c, W_DIM) > widest ? width_of(&m->c, W_DIM) : widest;
+    m->mul = (struct products){.d = m->d, .params = m->params};
+    if (precision_of(m) != PRECISION_BF16)
+        return;
+    m->mul.weights = arena_halves(a, (size_t)m->table.total, 1);
+    m->mul.x = arena_halves(a, n, widest);
+    m->mul.dy = arena_halves(a, n, widest);
 }
 
 static void scratch_take(struct arena *a, const struct model *m, size_t n, struct scratch *s)
@@ -345,7 +384,10 @@ void model_layout(struct model *m, struct model_memory *sizes)
     m->positions = arena_ints(work, n);
     m->first = arena_ints(work, n);
     m->first_window = m->c.window ? arena_ints(work, n) : m->first;
+    products_take(work, m, n);
     scratch_take(work, m, n, &m->s);
+    for (int k = 0; k < model_pass_sets(m) && m->mul.weights; k++)
+        m->passes[k].carried = m->s.dnorm; /* free in forward */
     sizes->weights = a[BLOCK_WEIGHTS].used;
     sizes->gradients = a[BLOCK_GRADIENTS].used;
     sizes->workspace = work->used;

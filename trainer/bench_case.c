@@ -117,6 +117,7 @@ static struct model_limits limits_of(const struct bench_config *b, struct bench_
         .seq = b->seq,
         .passes = passes.count,
         .train = 1,
+        .precision = passes.precision,
         .prefix_sharing = passes.shared};
 }
 

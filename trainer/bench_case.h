@@ -23,9 +23,11 @@ extern const struct bench_config bench_configs[];
 
 void bench_model(const struct bench_config *b, struct model_config *out);
 
-/* A step's passes, and whether those after the first compute only what their masks fuse. */
+/* A step's products, its passes, and whether those after the first compute only what their masks
+ * fuse. */
 struct bench_passes {
     int count, shared;
+    enum precision precision;
 };
 
 /* How long to measure. */

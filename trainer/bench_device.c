@@ -71,6 +71,14 @@
         (struct device * d, float *dgate, float *dup, const float *dout, const float *gate,        \
             const float *up, size_t n),                                                            \
         (in, dgate, dup, dout, gate, up, n))                                                       \
+    X(to_bf16, (struct device * d, bf16 * out, const float *from, size_t n), (in, out, from, n))   \
+    X(swiglu_fwd_bf16,                                                                             \
+        (struct device * d, bf16 * out, const bf16 *gate, const bf16 *up, size_t n),               \
+        (in, out, gate, up, n))                                                                    \
+    X(swiglu_bwd_bf16,                                                                             \
+        (struct device * d, float *dgate, float *dup, const float *dout, const bf16 *gate,         \
+            const bf16 *up, size_t n),                                                             \
+        (in, dgate, dup, dout, gate, up, n))                                                       \
     X(xent,                                                                                        \
         (struct device * d, float *losses, float *logits, const int32_t *targets,                  \
             const float *weights, int n, int vocab, float dscale, float z_loss),                   \
@@ -181,7 +189,7 @@ static void count_shape(struct bench_counts *c, const struct bench_shape *s)
     for (int i = 0; i < c->shape_count; i++) {
         struct bench_shape *have = &c->shapes[i];
         if (have->ta == s->ta && have->tb == s->tb && have->m == s->m && have->n == s->n &&
-            have->k == s->k && have->accumulates == s->accumulates) {
+            have->k == s->k && have->accumulates == s->accumulates && have->bf16 == s->bf16) {
             have->calls++;
             return;
         }
@@ -194,10 +202,23 @@ static void timed_matmul(struct device *d, int ta, int tb, int m, int n, int k, 
     const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc)
 {
     enum op op = ta ? OP_matmul_dw : tb ? OP_matmul_forward : OP_matmul_dx;
-    struct bench_shape shape = {ta, tb, m, n, k, beta != 0, 1};
+    struct bench_shape shape = {ta, tb, m, n, k, beta != 0, 1, 0};
     struct device *in = self(d)->inner;
     double since = bench_seconds();
     in->ops->matmul(in, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    spent(d, op, since);
+    self(d)->counts.ops[op].flops += 2.0 * m * n * k;
+    count_shape(&self(d)->counts, &shape);
+}
+
+static void timed_matmul_bf16(struct device *d, int ta, int tb, int m, int n, int k, float alpha,
+    const bf16 *a, int lda, const bf16 *b, int ldb, int accumulate, float *c, int ldc)
+{
+    enum op op = ta ? OP_matmul_dw : tb ? OP_matmul_forward : OP_matmul_dx;
+    struct bench_shape shape = {ta, tb, m, n, k, accumulate, 1, 1};
+    struct device *in = self(d)->inner;
+    double since = bench_seconds();
+    in->ops->matmul_bf16(in, ta, tb, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc);
     spent(d, op, since);
     self(d)->counts.ops[op].flops += 2.0 * m * n * k;
     count_shape(&self(d)->counts, &shape);
@@ -212,6 +233,7 @@ struct device *bench_device_new(struct device *inner)
     VOID_OPS(SET_OP)
     SUM_OPS(SET_OP)
     b->ops.matmul = timed_matmul;
+    b->ops.matmul_bf16 = timed_matmul_bf16;
     b->base.ops = &b->ops;
     b->base.threads = inner->threads;
     bench_device_reset(&b->base);

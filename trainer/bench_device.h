@@ -25,6 +25,7 @@ struct bench_shape {
     int ta, tb, m, n, k;
     int accumulates; /* beta != 0 */
     int64_t calls;
+    int bf16; /* operands rounded */
 };
 
 struct bench_counts {

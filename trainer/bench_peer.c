@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <sys/wait.h>
 
+#include "common/config.h"
 #include "common/mem.h"
 
 /* All that the command prints, at most a little. */
@@ -37,14 +38,14 @@ static int parse_steps(const struct buf *text, struct bench_steps *out, struct e
     return 0;
 }
 
-int bench_peer_run(const char *command, const struct bench_config *b, int passes,
+int bench_peer_run(const char *command, const struct bench_config *b, struct bench_passes passes,
     const struct bench_effort *effort, struct bench_steps *out, struct err *e)
 {
     struct buf text = BUF_INIT;
     char *line = mem_printf("%s --dim %d --layers %d --heads %d --ffn %d --vocab %d --seq %d "
-                            "--batch %d --passes %d --threads %d --seconds %g",
-        command, b->dim, b->layers, b->heads, b->ffn, b->vocab, b->seq, b->batch, passes,
-        effort->threads, effort->seconds);
+                            "--batch %d --passes %d --threads %d --seconds %g --precision %s",
+        command, b->dim, b->layers, b->heads, b->ffn, b->vocab, b->seq, b->batch, passes.count,
+        effort->threads, effort->seconds, precision_name((int)passes.precision));
     FILE *f = popen(line, "r");
     free(line);
     if (!f)

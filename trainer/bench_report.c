@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 
+#include "common/config.h"
 #include "common/version.h"
 #include "trainer/bench_clock.h"
 #include "trainer/plan_costs.h"
@@ -52,7 +53,8 @@ static void print_config(const struct bench_config *b, int64_t params)
     printf("\n%s: d %d, %d layers, %d heads, ffn %d, V %d, T %d, B %d; %.1f M parameters\n",
         b->name, b->dim, b->layers, b->heads, b->ffn, b->vocab, b->seq, b->batch,
         (double)params / 1e6);
-    printf("  K           tok/s  ms/step  CPU s  GFLOP/s  ceiling  share  in products     MiB");
+    printf(
+        "  K                tok/s  ms/step  CPU s  GFLOP/s  ceiling  share  in products     MiB");
     printf("   peer tok/s  CPU s     MiB  faster  by CPU  memory\n");
 }
 
@@ -60,10 +62,11 @@ static void print_row(const struct bench_row *row)
 {
     const struct bench_steps *s = &row->ours.steps, *p = &row->peer;
     double rate = row->ours.flops / s->median;
-    printf("  %d %-7s %7.0f %8.1f %6.3f %8.1f %8.1f %5.0f%% %11.0f%% %8.0f", row->passes.count,
-        row->passes.shared ? "shared" : "", tokens(row) / s->median, 1e3 * s->median, s->cpu,
-        rate / 1e9, ceiling_rate(row) / 1e9, 100 * rate / ceiling_rate(row),
-        100 * product_seconds(row) / mean_step(row), (double)s->peak_bytes / MIB);
+    printf("  %d %-4s %-7s %7.0f %8.1f %6.3f %8.1f %8.1f %5.0f%% %11.0f%% %8.0f", row->passes.count,
+        precision_name((int)row->passes.precision), row->passes.shared ? "shared" : "",
+        tokens(row) / s->median, 1e3 * s->median, s->cpu, rate / 1e9, ceiling_rate(row) / 1e9,
+        100 * rate / ceiling_rate(row), 100 * product_seconds(row) / mean_step(row),
+        (double)s->peak_bytes / MIB);
     if (row->has_peer)
         printf(" %12.0f %6.3f %7.0f %6.2fx %6.2fx %6.2fx", tokens(row) / p->median, p->cpu,
             (double)p->peak_bytes / MIB, p->median / s->median, p->cpu / s->cpu,
@@ -83,8 +86,8 @@ static void print_naive(const struct bench_config *b, double rate)
 
 void bench_print_table(const struct bench_run *r)
 {
-    printf("fb-bench %s, %d thread%s, float32%s\n", FULLBAND_VERSION, r->threads,
-        r->threads > 1 ? "s" : "", bench_clock_is_cpu() ? ", by processor time" : "");
+    printf("fb-bench %s, %d thread%s%s\n", FULLBAND_VERSION, r->threads, r->threads > 1 ? "s" : "",
+        bench_clock_is_cpu() ? ", by processor time" : "");
     printf("multiply-adds %.0f GFLOP/s before, %.0f after: %s\n", r->fma_before / 1e9,
         r->fma_after / 1e9,
         clean(r) ? "clean"
@@ -113,9 +116,10 @@ void bench_print_ops(const struct bench_row *row)
 {
     struct bench_counts c = row->ours.counts;
     double steps = row->ours.steps.count, sum = mean_step(row);
-    printf("\n%s, %d pass%s%s: time by operation, mean of %d steps\n", row->config->name,
-        row->passes.count, row->passes.count > 1 ? "es" : "",
-        row->passes.shared ? ", shared prefixes" : "", row->ours.steps.count);
+    printf("\n%s, %s, %d pass%s%s: time by operation, mean of %d steps\n", row->config->name,
+        precision_name((int)row->passes.precision), row->passes.count,
+        row->passes.count > 1 ? "es" : "", row->passes.shared ? ", shared prefixes" : "",
+        row->ours.steps.count);
     qsort(c.ops, (size_t)c.op_count, sizeof *c.ops, by_seconds);
     for (int i = 0; i < c.op_count && c.ops[i].calls > 0; i++) {
         printf("  %-18s %8.2f ms %5.1f%% %6.0f calls", c.ops[i].name,
@@ -161,11 +165,12 @@ static json_t *ops_json(const struct bench_row *row)
 static json_t *row_json(const struct bench_row *row)
 {
     const struct bench_case_result *o = &row->ours;
-    json_t *j = json_pack("{s:s, s:i, s:b, s:I, s:f, s:o, s:o, s:{s:f, s:f, s:f}}", "config",
-        row->config->name, "passes", row->passes.count, "shared", row->passes.shared, "params",
-        (json_int_t)o->params, "flops", o->flops, "steps", steps_json(row, &o->steps), "by_op",
-        ops_json(row), "products", "flops", o->ceiling.flops, "best_seconds", o->ceiling.seconds,
-        "alone_seconds", o->ceiling.alone_seconds);
+    json_t *j = json_pack("{s:s, s:s, s:i, s:b, s:I, s:f, s:o, s:o, s:{s:f, s:f, s:f}}", "config",
+        row->config->name, "precision", precision_name((int)row->passes.precision), "passes",
+        row->passes.count, "shared", row->passes.shared, "params", (json_int_t)o->params, "flops",
+        o->flops, "steps", steps_json(row, &o->steps), "by_op", ops_json(row), "products", "flops",
+        o->ceiling.flops, "best_seconds", o->ceiling.seconds, "alone_seconds",
+        o->ceiling.alone_seconds);
     if (row->has_peer)
         json_object_set_new(j, "peer", steps_json(row, &row->peer));
     return j;

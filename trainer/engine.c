@@ -387,3 +387,8 @@ int engine_threads(const struct engine *g)
 {
     return g->device->threads;
 }
+
+int engine_bf16_native(const struct engine *g)
+{
+    return g->device->ops->bf16_native(g->device);
+}

@@ -77,5 +77,7 @@ const struct weight_table *engine_weights(const struct engine *g);
 /* What was planned. */
 void engine_memory(const struct engine *g, struct plan_memory *out);
 int engine_threads(const struct engine *g);
+/* 1: the device multiplies bf16 in hardware. */
+int engine_bf16_native(const struct engine *g);
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/args.h"
+#include "common/config.h"
 #include "common/mem.h"
 #include "common/process.h"
 #include "common/version.h"
@@ -19,6 +20,7 @@ static const char usage[] =
     "products alone would take, where the time goes and how much memory it took.\n"
     "  --config NAME     small, larger or tiny; several with commas (default small,larger)\n"
     "  --passes LIST     pass counts (default 1,2,3); each but 1 also with shared prefixes\n"
+    "  --precision P     f32 (default) or bf16; f32,bf16 measures both in turn\n"
     "  --seconds S       of timed steps for each (default 5)\n"
     "  --rounds N        measure everything N times in turn and keep the fastest (default 2)\n"
     "  --threads N       threads to compute with (default: every core)\n"
@@ -33,6 +35,7 @@ enum { PASSES_MAX = 8, CONFIGS_MAX = 4 };
 struct options {
     const struct bench_config *configs[CONFIGS_MAX];
     int config_count, passes[PASSES_MAX], pass_count, rounds, json;
+    int precisions[PRECISION_COUNT]; /* 1: measured */
     struct bench_effort effort;
     const char *peer, *no_peer;
 };
@@ -76,6 +79,25 @@ static int parse_passes(const char *text, struct options *o, struct err *e)
     }
 }
 
+static int parse_precisions(const char *text, struct options *o, struct err *e)
+{
+    memset(o->precisions, 0, sizeof o->precisions);
+    for (const char *p = text;; p++) {
+        char one[8];
+        size_t n = strcspn(p, ",");
+        snprintf(one, sizeof one, "%.*s", (int)n, p);
+        int found = 0;
+        for (int i = 0; i < PRECISION_COUNT; i++)
+            if (strcmp(one, precision_name(i)) == 0)
+                o->precisions[i] = found = 1;
+        if (!found)
+            return err_set(e, ERR_INPUT, "%.*s: f32 or bf16 expected", (int)n, p);
+        p += n;
+        if (!*p)
+            return 0;
+    }
+}
+
 static int usage_error(const struct err *e)
 {
     fprintf(stderr, "fb-bench: %s\n", e->msg);
@@ -86,16 +108,18 @@ static int usage_error(const struct err *e)
 static int parse(int argc, char **argv, struct options *o)
 {
     static const struct option longs[] = {{"config", required_argument, NULL, 'c'},
-        {"passes", required_argument, NULL, 'k'}, {"seconds", required_argument, NULL, 's'},
-        {"rounds", required_argument, NULL, 'r'}, {"threads", required_argument, NULL, 't'},
-        {"clock", required_argument, NULL, 'u'}, {"peer", required_argument, NULL, 'p'},
-        {"no-peer", required_argument, NULL, 'n'}, {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'v'}, {0}};
+        {"precision", required_argument, NULL, 'P'}, {"passes", required_argument, NULL, 'k'},
+        {"seconds", required_argument, NULL, 's'}, {"rounds", required_argument, NULL, 'r'},
+        {"threads", required_argument, NULL, 't'}, {"clock", required_argument, NULL, 'u'},
+        {"peer", required_argument, NULL, 'p'}, {"no-peer", required_argument, NULL, 'n'},
+        {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'}, {0}};
     struct err e = {0};
     int c, rc = 0;
     *o = (struct options){.rounds = 2, .effort = {.threads = process_cores(), .seconds = 5}};
     parse_configs("small,larger", o, &e);
     parse_passes("1,2,3", o, &e);
+    parse_precisions("f32", o, &e);
     while (rc == 0 && (c = getopt_long(argc, argv, "", longs, NULL)) != -1)
         switch (c) {
         case 'c':
@@ -103,6 +127,9 @@ static int parse(int argc, char **argv, struct options *o)
             break;
         case 'k':
             rc = parse_passes(optarg, o, &e);
+            break;
+        case 'P':
+            rc = parse_precisions(optarg, o, &e);
             break;
         case 's':
             rc = arg_double(optarg, 0.01, 3600, &o->effort.seconds, &e);
@@ -199,7 +226,7 @@ static int measure(const struct options *o, struct bench_row *row, struct err *e
     free(r);
     if (rc < 0 || !o->peer)
         return rc;
-    rc = bench_peer_run(o->peer, row->config, row->passes.count, &o->effort, &peer, e);
+    rc = bench_peer_run(o->peer, row->config, row->passes, &o->effort, &peer, e);
     if (bench_clock_is_cpu())
         peer.median = peer.best = peer.cpu;
     if (rc == 0 && (!row->has_peer || peer.median < row->peer.median)) {
@@ -214,15 +241,16 @@ static int measure_all(const struct options *o, struct bench_run *run, struct er
     int threads = o->effort.threads, rc;
     rc = bench_in_child(rate_child, &threads, &run->fma_before, sizeof run->fma_before, e);
     for (int i = 0; rc == 0 && i < o->config_count; i++) {
-        struct case_arg arg = {o->configs[i], {1, 0}, &o->effort};
+        struct case_arg arg = {o->configs[i], {1, 0, PRECISION_F32}, &o->effort};
         double *naive = &run->naive[o->configs[i] - bench_configs];
         rc = bench_in_child(naive_child, &arg, naive, sizeof *naive, e);
     }
     for (int round = 0; rc == 0 && round < o->rounds; round++)
         for (int i = 0; rc == 0 && i < run->count; i++) {
-            fprintf(stderr, "fb-bench: round %d of %d, %s, K = %d%s\n", round + 1, o->rounds,
-                run->rows[i].config->name, run->rows[i].passes.count,
-                run->rows[i].passes.shared ? ", shared prefixes" : "");
+            const struct bench_passes *p = &run->rows[i].passes;
+            fprintf(stderr, "fb-bench: round %d of %d, %s, %s, K = %d%s\n", round + 1, o->rounds,
+                run->rows[i].config->name, precision_name((int)p->precision), p->count,
+                p->shared ? ", shared prefixes" : "");
             rc = measure(o, &run->rows[i], e);
         }
     if (rc == 0)
@@ -230,15 +258,18 @@ static int measure_all(const struct options *o, struct bench_run *run, struct er
     return rc;
 }
 
-/* Each pass count whole, and each but the first with shared prefixes. */
+/* Each pass count whole, and each but the first with shared prefixes, in each precision. */
 static void list_rows(const struct options *o, struct bench_run *run)
 {
-    run->rows = mem_array((size_t)(o->config_count * o->pass_count * 2), sizeof *run->rows);
+    run->rows = mem_array(
+        (size_t)(o->config_count * o->pass_count * 2 * PRECISION_COUNT), sizeof *run->rows);
     for (int i = 0; i < o->config_count; i++)
         for (int k = 0; k < o->pass_count; k++)
             for (int shared = 0; shared <= (o->passes[k] > 1); shared++)
-                run->rows[run->count++] =
-                    (struct bench_row){.config = o->configs[i], .passes = {o->passes[k], shared}};
+                for (int p = 0; p < PRECISION_COUNT; p++)
+                    if (o->precisions[p])
+                        run->rows[run->count++] = (struct bench_row){.config = o->configs[i],
+                            .passes = {o->passes[k], shared, (enum precision)p}};
 }
 
 int main(int argc, char **argv)

@@ -502,6 +502,11 @@ static void log_memory(const struct trainer *t)
         buf_printf(&parts, "%s_mib=%.1f ", m.parts[i].key, (double)m.parts[i].bytes / (1 << 20));
     log_info("memory planned", "%stotal_mib=%.1f", parts.data, (double)m.total / (1 << 20));
     buf_release(&parts);
+    enum precision precision = t->run.plan.c.train.precision;
+    log_info("products", "precision=%s", precision_name((int)precision));
+    if (precision == PRECISION_BF16 && !engine_bf16_native(t->engine))
+        log_warn("this processor has no bf16 products: they are imitated, slower than float32",
+            "right=AVX512-BF16 or AMX, or a plan with train.precision f32");
     if (m.passes > 1)
         log_info("passes after the first", "prefix_sharing=%s doc_mask=%s compute=%s",
             t->run.plan.c.train.prefix_sharing ? "auto" : "off",

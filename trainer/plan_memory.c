@@ -19,6 +19,7 @@ struct model_limits plan_model_limits(const struct plan *p, const enum recompute
         .seq = p->c.data.seq_len,
         .passes = plan_max_passes(p),
         .train = 1,
+        .precision = p->c.train.precision,
         .prefix_sharing = p->c.train.prefix_sharing};
     _Static_assert((int)CONFIG_MAX_PASSES <= (int)MODEL_MAX_PASSES, "the model takes every plan");
     for (int k = 0; k < CONFIG_MAX_PASSES; k++)

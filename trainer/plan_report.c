@@ -140,6 +140,10 @@ static void add_memory(const struct plan *p, const struct plan_costs *c, struct 
         buf_printf(out, LABEL "%8sB  %s\n", i ? "" : "memory", scaled((double)m->parts[i].bytes, n),
             m->parts[i].what);
     buf_printf(out, LABEL "%8sB  in all\n", "", scaled((double)m->total, n));
+    buf_printf(out, LABEL "%s\n", "products",
+        p->c.train.precision == PRECISION_BF16
+            ? "of operands rounded to bf16, sums in float32 (train.precision)"
+            : "float32");
     if (m->passes > 1)
         buf_printf(out, LABEL "%s\n", "prefixes",
             m->sharing ? "shared: passes after the first compute their fused tokens alone"

@@ -48,6 +48,32 @@ void cpu_matmul_rows(int m, int n, int k, float alpha, const float *x, size_t ld
 
 void cpu_matmul(struct device *d, int ta, int tb, int m, int n, int k, float alpha, const float *a,
     int lda, const float *b, int ldb, float beta, float *c, int ldc);
+
+/* A product of bf16, as matmul_bf16's arguments. */
+struct bf16_product {
+    int ta, tb, m, n, k;
+    float alpha;
+    const bf16 *a;
+    int lda;
+    const bf16 *b;
+    int ldb, accumulate;
+    float *c;
+    int ldc;
+};
+/* By loops, for processors that oneDNN has no bf16 product for. */
+void cpu_matmul_bf16_plain(struct device *d, const struct bf16_product *p);
+void cpu_matmul_bf16(struct device *d, int ta, int tb, int m, int n, int k, float alpha,
+    const bf16 *a, int lda, const bf16 *b, int ldb, int accumulate, float *c, int ldc);
+int cpu_bf16_native(struct device *d);
+/* What a device keeps for bf16 products; it starts oneDNN at the first of them. */
+struct cpu_bf16;
+struct cpu_bf16 *cpu_bf16_new(void);
+void cpu_bf16_release(struct device *d);
+void cpu_to_bf16(struct device *d, bf16 *out, const float *in, size_t n);
+void cpu_swiglu_fwd_bf16(struct device *d, bf16 *out, const bf16 *gate, const bf16 *up, size_t n);
+void cpu_swiglu_bwd_bf16(struct device *d, float *dgate, float *dup, const float *dout,
+    const bf16 *gate, const bf16 *up, size_t n);
+
 void cpu_embed_fwd(struct device *d, float *out, const int32_t *tokens, const float *table, int n,
     int dim, int vocab);
 void cpu_embed_bwd(struct device *d, float *dtable, const int32_t *tokens, const float *dout, int n,

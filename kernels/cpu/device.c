@@ -53,6 +53,7 @@ static int cpu_sync(struct device *d, struct err *e)
 
 static const struct device_ops cpu_ops = {
     .name = "cpu",
+    .release = cpu_bf16_release,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .upload = cpu_copy,
@@ -61,6 +62,9 @@ static const struct device_ops cpu_ops = {
     .zero = cpu_zero,
     .sync = cpu_sync,
     .matmul = cpu_matmul,
+    .bf16_native = cpu_bf16_native,
+    .to_bf16 = cpu_to_bf16,
+    .matmul_bf16 = cpu_matmul_bf16,
     .embed_fwd = cpu_embed_fwd,
     .embed_bwd = cpu_embed_bwd,
     .rmsnorm_fwd = cpu_rmsnorm_fwd,
@@ -77,6 +81,8 @@ static const struct device_ops cpu_ops = {
     .cache_put = cpu_cache_put,
     .swiglu_fwd = cpu_swiglu_fwd,
     .swiglu_bwd = cpu_swiglu_bwd,
+    .swiglu_fwd_bf16 = cpu_swiglu_fwd_bf16,
+    .swiglu_bwd_bf16 = cpu_swiglu_bwd_bf16,
     .carry_fwd = cpu_carry_fwd,
     .carry_bwd = cpu_carry_bwd,
     .carry_rows_fwd = cpu_carry_rows_fwd,
@@ -114,6 +120,10 @@ void cpu_use_threads(int threads)
 int device_cpu_new(int threads, struct device **out, struct err *e)
 {
     struct device *d = calloc(1, sizeof *d);
+    if (d && !(d->own = cpu_bf16_new())) {
+        free(d);
+        d = NULL;
+    }
     if (!d)
         return err_set(e, ERR_NOMEM, "cpu device: no memory");
     d->ops = &cpu_ops;
@@ -131,6 +141,8 @@ int device_cpu_new(int threads, struct device **out, struct err *e)
 
 void device_free(struct device **d)
 {
+    if (*d && (*d)->ops && (*d)->ops->release)
+        (*d)->ops->release(*d);
     free(*d);
     *d = NULL;
 }

@@ -11,6 +11,7 @@
 # the committed history of metrics.jsonl (each step once, the same losses).
 #
 #   BUILD=build/release SEED=1 tests/run/resume.sh     KEEP=1 leaves the work directory
+#   PRECISION=bf16 tests/run/resume.sh                 the same with train.precision bf16
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=$PWD/${BUILD:-build/release}/bin
@@ -91,6 +92,7 @@ train:
   micro_rows: 16
   seed: 5
   z_loss: 1e-4
+  precision: ${PRECISION:-f32}
   passes:
     - {from: 0, passes: {1: 1}}
     - {from: 0.3, passes: {1: 0.2, 2: 0.8}}

@@ -122,12 +122,13 @@ static void step(struct rig *r, const struct model_batch *b)
 }
 
 /* Steps of 1, 2 and 3 passes in turn; the first round may warm libraries up. */
-static void check_steps(int sharing, enum recompute recompute)
+static void check_steps(int sharing, enum recompute recompute, enum precision precision)
 {
     struct model_limits lim = {.batch = 4,
         .seq = 96,
         .passes = 3,
         .train = 1,
+        .precision = precision,
         .prefix_sharing = sharing,
         .recompute = {recompute, recompute, recompute}};
     struct test_batch tb[3];
@@ -161,7 +162,8 @@ static void test_steps_allocate_nothing(void **state)
         skip();
     for (int sharing = 0; sharing < 2; sharing++)
         for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_LAYER; level++)
-            check_steps(sharing, (enum recompute)level);
+            for (int p = PRECISION_F32; p < PRECISION_COUNT; p++)
+                check_steps(sharing, (enum recompute)level, (enum precision)p);
 }
 
 /* The counting itself: an allocation of ours is seen. */

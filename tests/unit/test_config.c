@@ -118,14 +118,18 @@ static void test_recompute(void **state)
         struct config c;
         struct err e = {0};
         struct buf out = BUF_INIT;
-        const char *set[] = {cases[i].given, "train.prefix_sharing=off"};
-        assert_int_equal(config_parse(DATA, strlen(DATA), "y", set, 2, &c, &e), 0);
+        const char *set[] = {cases[i].given, "train.prefix_sharing=off", "train.precision=bf16"};
+        assert_int_equal(config_parse(DATA, strlen(DATA), "y", set, 3, &c, &e), 0);
+        assert_int_equal(c.train.precision, PRECISION_BF16);
+        assert_string_equal(precision_name(PRECISION_F32), "f32");
+        assert_null(precision_name(PRECISION_COUNT));
         assert_int_equal(c.train.recompute[0], cases[i].first);
         assert_int_equal(c.train.recompute[1], cases[i].second);
         assert_int_equal(c.train.recompute[CONFIG_MAX_PASSES - 1], cases[i].last);
         assert_false(c.train.prefix_sharing);
         config_print(&c, &out);
-        if (!strstr(out.data, cases[i].printed) || !strstr(out.data, "prefix_sharing: \"off\"\n"))
+        if (!strstr(out.data, cases[i].printed) || !strstr(out.data, "prefix_sharing: \"off\"\n") ||
+            !strstr(out.data, "precision: \"bf16\"\n"))
             fail_msg("no %s in\n%s", cases[i].printed, out.data);
         buf_release(&out);
         config_release(&c);
@@ -237,6 +241,7 @@ static void test_mistakes(void **state)
             "demo.yaml:5: eval.suites: fixed_point needs model.feedback: true"},
         {"train: {prefix_sharing: true}\n",
             "demo.yaml:4: train.prefix_sharing: \"true\" is not auto or off"},
+        {"train: {precision: fp16}\n", "demo.yaml:4: train.precision: \"fp16\" is not f32 or bf16"},
         {"train:\n  recompute: some\n",
             "demo.yaml:5: train.recompute: \"some\" is none of none, inner, layer"},
         {"train:\n  recompute: [layer, {a: b}]\n",

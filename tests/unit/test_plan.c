@@ -108,7 +108,7 @@ static void test_golden(void **state)
     struct plan p, again;
     struct err e = {0};
     make(&small, &p);
-    assert_string_equal(p.hash, "481fb4ae0c6c17c7c3bf07a5b99fe8854b763b07c11cdaaf3f208190cf3ad047");
+    assert_string_equal(p.hash, "7166a7573c5b2e7387ce52e71dd211e09b2c3e25c418c046e76bf0efe940452e");
     assert_int_equal(plan_parse(p.json, strlen(p.json), "x", &again, &e), 0);
     assert_string_equal(p.json, again.json);
     assert_string_equal(p.hash, again.hash);
@@ -421,7 +421,7 @@ static void test_refusals(void **state)
     static const struct {
         const char *path, *value, *message; /* "a/b": key b of object a; value JSON */
     } cases[] = {
-        {"version", "2", "plan.json: plan version 2, this build reads 3"},
+        {"version", "2", "plan.json: plan version 2, this build reads 4"},
         {"config", "[]", "plan.json: config: wanted an object"},
         {"config/train.steps", "0",
             "plan.json: config:1: train.steps: 0 is out of range, 1 to 1000000000000"},
