@@ -88,8 +88,8 @@ static void by_device(struct product *x)
 {
     const struct bench_shape *s = x->shape;
     if (s->bf16) { /* the operands' memory is large enough; what lies in it are numbers too */
-        x->d->ops->matmul_bf16(x->d, s->ta, s->tb, s->m, s->n, s->k, 1, (const bf16 *)x->on->a,
-            s->ta ? s->m : s->k, (const bf16 *)x->on->b, s->tb ? s->k : s->n, s->accumulates,
+        x->d->ops->matmul_bf16(x->d, s->ta, s->tb, s->m, s->n, s->k, 1, (const void *)x->on->a,
+            s->ta ? s->m : s->k, (const void *)x->on->b, s->tb ? s->k : s->n, s->accumulates,
             x->on->c, s->n);
         return;
     }
