@@ -42,9 +42,9 @@ void bench_model(const struct bench_config *b, struct model_config *out)
         .doc_mask = 1};
 }
 
-/* --- a batch of random tokens, one document a row; a uniform cut for each pass and row ----------
- */
+/* --- a batch of random tokens, one document a row --------------------------------------------- */
 
+/* Cuts are uniform, one in each 1/B of the row: a few free draws would fuse far from half of it. */
 struct batch_memory {
     int32_t *tokens, *targets;
     uint8_t *starts, *masks;
@@ -67,7 +67,8 @@ static void batch_fill(
         m->starts[i] = i % (size_t)b->seq == 0;
     }
     for (size_t r = 0; r < rows; r++) {
-        size_t plain = 1 + (size_t)(rng_unit(3, r) * b->seq), seq = (size_t)b->seq;
+        double stratum = (double)(r % (size_t)b->batch), u = (stratum + rng_unit(3, r)) / b->batch;
+        size_t plain = 1 + (size_t)(u * b->seq), seq = (size_t)b->seq;
         for (size_t t = plain; t < seq; t++)
             m->masks[r * seq + t] = 1;
         m->keys[r] = rng_key(4, r);
