@@ -19,39 +19,12 @@
 #include "common/mem.h"
 #include "common/plan.h"
 #include "common/safetensors.h"
-#include "loader/ingest.h"
 #include "tests/unit/temp_dir.h"
 #include "tests/unit/text_case.h"
 #include "trainer/engine.h"
 
 static char *dir, *init;
 static const char *tokenizer_end = ""; /* behind a checkpoint's copy: another tokenizer */
-
-static void make_source(void)
-{
-    char *in = mem_printf("%s/text", dir), *out = mem_printf("%s/one", dir);
-    char *tokenizer = mem_printf("%s/tokenizer.json", dir);
-    const char *inputs[] = {in};
-    struct ingest_report r;
-    struct err e = {0};
-    text_case_tokenizer(dir, "tokenizer.json");
-    text_case_corpus(dir, "text", 0, 20);
-    struct ingest_options o = {.tokenizer = tokenizer,
-        .out = out,
-        .name = "one",
-        .inputs = inputs,
-        .input_count = 1,
-        .read = {.field = "text", .threads = 1},
-        .val_share = 0.2,
-        .seed = 1,
-        .shard_bytes = 1 << 20,
-        .block_tokens = 512};
-    if (ingest_run(&o, NULL, NULL, &r, &e) < 0)
-        fail_msg("%s", e.msg);
-    free(tokenizer);
-    free(out);
-    free(in);
-}
 
 /* A plan of a small model with these keys beside; 0 or the error. */
 static int make_plan(const char *model, const char *train, struct plan *out, struct err *e)
@@ -262,7 +235,8 @@ static int setup(void **state)
     (void)state;
     dir = temp_dir_make();
     init = mem_printf("%s/step-00000007", dir);
-    make_source();
+    text_case_tokenizer(dir, "tokenizer.json");
+    text_case_source(dir, "one", 0, 20, 1 << 20);
     return 0;
 }
 

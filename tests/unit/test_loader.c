@@ -23,7 +23,6 @@
 #include "common/cursor.h"
 #include "common/fs.h"
 #include "common/rundir.h"
-#include "loader/ingest.h"
 #include "loader/serve.h"
 #include "loader/source.h"
 #include "tests/unit/temp_dir.h"
@@ -34,45 +33,6 @@ enum { SEQ = 48, BATCH_ROWS = 8, MICRO_ROWS = 4, STEPS = 30, SOURCES = 2, WAIT_M
 static char *dir, *program;
 static struct rundir run;
 
-static void make_source(const char *name, int first, int count)
-{
-    char *in = mem_printf("%s/text-%s/corpus", dir, name), *out = mem_printf("%s/%s", dir, name);
-    char *under = mem_printf("text-%s/corpus", name);
-    char *tokenizer = mem_printf("%s/tokenizer.json", dir);
-    const char *inputs[] = {in};
-    struct ingest_report r;
-    struct err e = {0};
-    text_case_corpus(dir, under, first, count);
-    struct ingest_options o = {.tokenizer = tokenizer,
-        .out = out,
-        .name = name,
-        .inputs = inputs,
-        .input_count = 1,
-        .read = {.field = "text", .threads = 2},
-        .val_share = 0.2,
-        .seed = 1,
-        .shard_bytes = 8000,
-        .block_tokens = 512};
-    if (ingest_run(&o, NULL, NULL, &r, &e) < 0)
-        fail_msg("%s", e.msg);
-    free(tokenizer);
-    free(under);
-    free(out);
-    free(in);
-}
-
-/* build/FLAVOUR/tests/test_loader → build/FLAVOUR/bin/fb-loader */
-static char *find_program(void)
-{
-    char self[4096];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(n > 0);
-    self[n] = 0;
-    char *tests = fs_dirname(self), *out = mem_printf("%s/../bin/fb-loader", tests);
-    free(tests);
-    return out;
-}
-
 static int set_up(void **state)
 {
     (void)state;
@@ -80,10 +40,12 @@ static int set_up(void **state)
     struct err e = {0};
     int existed;
     dir = temp_dir_make();
-    program = find_program();
+    char *bin = text_case_bin();
+    program = mem_printf("%s/fb-loader", bin);
+    free(bin);
     text_case_tokenizer(dir, "tokenizer.json");
-    make_source("one", 0, 60);
-    make_source("two", 100, 30);
+    text_case_source(dir, "one", 0, 60, 8000);
+    text_case_source(dir, "two", 100, 30, 8000);
     char *yaml = mem_printf("run: {name: r, dir: %s}\n"
                             "model: {dim: 32, layers: 1, heads: 2}\n"
                             "data: {tokenizer: %s/tokenizer.json, seq_len: %d, sources: ["

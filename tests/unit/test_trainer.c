@@ -21,7 +21,6 @@
 #include "common/cursor.h"
 #include "common/fs.h"
 #include "common/rundir.h"
-#include "loader/ingest.h"
 #include "tests/unit/temp_dir.h"
 #include "tests/unit/text_case.h"
 
@@ -40,43 +39,6 @@ struct fixture {
 
 /* -- a run directory with one small source -- */
 
-static void make_source(void)
-{
-    char *in = mem_printf("%s/text", dir), *out = mem_printf("%s/one", dir);
-    char *tokenizer = mem_printf("%s/tokenizer.json", dir);
-    const char *inputs[] = {in};
-    struct ingest_report r;
-    struct err e = {0};
-    text_case_tokenizer(dir, "tokenizer.json");
-    text_case_corpus(dir, "text", 0, 60);
-    struct ingest_options o = {.tokenizer = tokenizer,
-        .out = out,
-        .name = "one",
-        .inputs = inputs,
-        .input_count = 1,
-        .read = {.field = "text", .threads = 1},
-        .val_share = 0.2,
-        .seed = 1,
-        .shard_bytes = 1 << 20,
-        .block_tokens = 512};
-    if (ingest_run(&o, NULL, NULL, &r, &e) < 0)
-        fail_msg("%s", e.msg);
-    free(tokenizer);
-    free(out);
-    free(in);
-}
-
-static char *find_bin(void) /* build/FLAVOUR/tests/test_trainer → build/FLAVOUR/bin */
-{
-    char self[4096];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(n > 0);
-    self[n] = 0;
-    char *tests = fs_dirname(self), *out = mem_printf("%s/../bin", tests);
-    free(tests);
-    return out;
-}
-
 static int make_run(void **state)
 {
     (void)state;
@@ -84,8 +46,9 @@ static int make_run(void **state)
     struct err e = {0};
     int existed;
     dir = temp_dir_make();
-    bin = find_bin();
-    make_source();
+    bin = text_case_bin();
+    text_case_tokenizer(dir, "tokenizer.json");
+    text_case_source(dir, "one", 0, 60, 1 << 20);
     char *yaml = mem_printf("run: {name: r, dir: %s}\n"
                             "model: {dim: 16, layers: 1, heads: 2}\n"
                             "data: {tokenizer: %s/tokenizer.json, seq_len: 32,"

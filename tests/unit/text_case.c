@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <jansson.h>
 
@@ -10,6 +11,7 @@
 #include "common/mem.h"
 #include "common/rng.h"
 #include "common/tokenizer.h"
+#include "loader/ingest.h"
 
 void text_case_file(const char *dir, const char *name, const char *text, size_t n)
 {
@@ -56,4 +58,42 @@ void text_case_corpus(const char *dir, const char *under, int first, int count)
         buf_release(&text);
         free(name);
     }
+}
+
+void text_case_source(const char *dir, const char *name, int first, int count, uint64_t shard_bytes)
+{
+    char *under = mem_printf("text-%s/corpus", name), *in = mem_printf("%s/%s", dir, under);
+    char *out = mem_printf("%s/%s", dir, name), *tokenizer = mem_printf("%s/tokenizer.json", dir);
+    const char *inputs[] = {in};
+    struct ingest_report r;
+    struct err e = {0};
+    text_case_corpus(dir, under, first, count);
+    struct ingest_options o = {.tokenizer = tokenizer,
+        .out = out,
+        .name = name,
+        .inputs = inputs,
+        .input_count = 1,
+        .read = {.field = "text", .threads = 2},
+        .val_share = 0.2,
+        .seed = 1,
+        .shard_bytes = shard_bytes,
+        .block_tokens = 512};
+    if (ingest_run(&o, NULL, NULL, &r, &e) < 0)
+        fprintf(stderr, "%s\n", e.msg);
+    CHECK(e.code == 0);
+    free(tokenizer);
+    free(out);
+    free(in);
+    free(under);
+}
+
+char *text_case_bin(void)
+{
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(n > 0);
+    self[n] = 0;
+    char *tests = fs_dirname(self), *bin = mem_printf("%s/../bin", tests);
+    free(tests);
+    return bin;
 }
